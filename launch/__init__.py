@@ -1,0 +1,1 @@
+"""Compile, cache and launch through cuda.core."""

@@ -1,0 +1,1 @@
+"""Sparse decode attention over a paged NVFP4 KV cache."""

@@ -1,0 +1,1 @@
+"""Everything about PTX: device headers, descriptor encoders, the emulator."""

@@ -1,0 +1,1 @@
+"""Device headers, one wrapper per PTX instruction."""
