@@ -1,0 +1,106 @@
+"""Facts about a CUDA device, and making its primary context current for the length of a call."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+__all__ = ["DeviceFacts", "DriverUnavailable", "count", "current", "facts"]
+
+
+class DriverUnavailable(RuntimeError):
+    """There is no usable CUDA driver or device; the message says what was tried."""
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What the choice of a program depends on. Plain values, so that plans can be tested without a GPU."""
+
+    ordinal: int
+    name: str
+    compute_capability: tuple[int, int]
+    multiprocessors: int
+    shared_bytes_per_block: int
+    """Most dynamic shared memory one CTA can opt in to, bytes."""
+    shared_bytes_per_multiprocessor: int
+    clusters: bool
+    """Thread block clusters and distributed shared memory (compute capability 9.0 and up)."""
+
+    def __str__(self) -> str:
+        major, minor = self.compute_capability
+        return f"cuda:{self.ordinal} {self.name} (compute capability {major}.{minor}, {self.multiprocessors} SMs)"
+
+
+def _device(ordinal: int):
+    try:
+        from cuda.core import Device
+
+        return Device(ordinal)
+    except Exception as error:  # cuda.core raises several types for "no driver", "no device", "bad ordinal"
+        raise DriverUnavailable(
+            f"cuda:{ordinal} cannot be used: {type(error).__name__}: {error}. "
+            f"Run `msa-cudacore doctor` to see which driver and devices are visible."
+        ) from error
+
+
+def count() -> int:
+    """Number of visible CUDA devices; 0 where there is no driver."""
+    try:
+        from cuda.core import system
+
+        return int(system.get_num_devices())
+    except Exception:  # no driver library, driver without device, driver older than the bindings
+        return 0
+
+
+@functools.lru_cache(maxsize=None)
+def facts(ordinal: int) -> DeviceFacts:
+    """Read the facts of device `ordinal` once. Raises :class:`DriverUnavailable` where there is none."""
+    device = _device(ordinal)
+    properties = device.properties
+    capability = device.compute_capability
+    return DeviceFacts(
+        ordinal=ordinal,
+        name=device.name,
+        compute_capability=(capability.major, capability.minor),
+        multiprocessors=properties.multiprocessor_count,
+        shared_bytes_per_block=properties.max_shared_memory_per_block_optin,
+        shared_bytes_per_multiprocessor=properties.max_shared_memory_per_multiprocessor,
+        clusters=capability.major >= 9,
+    )
+
+
+@functools.lru_cache(maxsize=None)
+def _primary_context(ordinal: int):
+    """Retain the primary context, the one that torch and CuPy use; held until the process ends."""
+    from cuda.bindings import driver
+
+    _device(ordinal)
+    status, handle = driver.cuDevicePrimaryCtxRetain(ordinal)
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise DriverUnavailable(f"cuda:{ordinal}: cuDevicePrimaryCtxRetain failed with {status.name}")
+    return handle
+
+
+@contextlib.contextmanager
+def current(ordinal: int) -> Iterator[None]:
+    """Make the primary context of `ordinal` current, and give the caller's context back afterwards.
+
+    A fresh thread has no context, and a caller may work on another device; both are left as they were.
+    """
+    from cuda.bindings import driver
+
+    context = _primary_context(ordinal)
+    status, before = driver.cuCtxGetCurrent()
+    if status == driver.CUresult.CUDA_SUCCESS and int(before) == int(context):
+        yield
+        return
+    (status,) = driver.cuCtxPushCurrent(context)
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise DriverUnavailable(f"cuda:{ordinal}: cuCtxPushCurrent failed with {status.name}")
+    try:
+        yield
+    finally:
+        driver.cuCtxPopCurrent()

@@ -1,0 +1,101 @@
+"""Load a compiled program once for the life of the process, and bind arguments to a repeatable launch."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from . import device as device_module
+from .compile import compile_cubin
+
+__all__ = ["Geometry", "Launch", "load"]
+
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Shape of a launch. `grid` counts CTAs, as in CUDA C++ (cuda.core counts clusters)."""
+
+    grid: int
+    block: int
+    cluster: int = 1
+    shared_bytes: int = 0
+    dependent: bool = False
+    """Programmatic dependent launch: the kernel may start before its predecessor in the stream has ended."""
+
+    def __post_init__(self) -> None:
+        if self.grid % self.cluster:
+            raise ValueError(f"grid {self.grid} is no multiple of the cluster size {self.cluster}")
+
+
+@functools.lru_cache(maxsize=None)
+def _object_code(source: str, arch: str, name: str):
+    """Held for the life of the process: a module unloaded while a captured graph still needs it is a fault."""
+    from cuda.core import ObjectCode
+
+    return ObjectCode.from_cubin(compile_cubin(source, arch, name=name).code, name=name)
+
+
+def load(source: str, arch: str, entry: str, *, name: str, ordinal: int, geometry: Geometry):
+    """Compile (or find in a cache), load and fully resolve one entry on one device.
+
+    Everything lazy happens here, because loading a module is illegal while a stream is being captured: the
+    first launch ever made may be a captured one.
+    """
+    from cuda.bindings import driver
+
+    with _lock, device_module.current(ordinal):
+        kernel = _object_code(source, arch, name).get_kernel(entry)
+        attributes = kernel.attributes[ordinal]
+        if geometry.shared_bytes > 48 * 1024 and attributes.max_dynamic_shared_size_bytes < geometry.shared_bytes:
+            attributes.max_dynamic_shared_size_bytes = geometry.shared_bytes
+        if geometry.cluster > 8:
+            attributes.non_portable_cluster_size_allowed = True
+        status, _ = driver.cuKernelGetFunction(kernel.handle)
+        if status != driver.CUresult.CUDA_SUCCESS:
+            raise RuntimeError(f"{name}: {entry} cannot be loaded on cuda:{ordinal}: {status.name}")
+        return kernel
+
+
+class Launch:
+    """One kernel, its configuration and its arguments; calling it enqueues the kernel on a stream.
+
+    Arguments are fixed-width NumPy scalars; nothing is looked up, converted or allocated at call time beyond what
+    `cuda.core.launch` does with them.
+    """
+
+    __slots__ = ("_arguments", "_config", "_kernel", "_launch", "entry", "geometry")
+
+    def __init__(self, kernel, geometry: Geometry, arguments: Sequence[np.generic], *, entry: str) -> None:
+        from cuda.core import LaunchConfig, launch
+
+        for position, argument in enumerate(arguments):
+            if not isinstance(argument, np.generic):
+                raise TypeError(f"argument {position} of {entry} is a {type(argument).__name__}, not a NumPy scalar")
+        expected = kernel.num_arguments
+        if expected != len(arguments):
+            raise TypeError(f"{entry} takes {expected} arguments, {len(arguments)} were bound")
+        options: dict = {}
+        if geometry.cluster > 1:
+            options["cluster"] = geometry.cluster
+        if geometry.dependent:
+            options["programmatic_stream_serialization"] = True
+        self._config = LaunchConfig(
+            grid=geometry.grid // geometry.cluster,
+            block=geometry.block,
+            shmem_size=geometry.shared_bytes,
+            **options,
+        )
+        self._kernel = kernel
+        self._arguments = tuple(arguments)
+        self._launch = launch
+        self.entry = entry
+        self.geometry = geometry
+
+    def __call__(self, stream) -> None:
+        self._launch(stream, self._config, self._kernel, *self._arguments)
