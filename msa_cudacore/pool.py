@@ -23,12 +23,6 @@ from msa_cudacore.nvfp4 import SCALE_GROUP, as_bytes, positive_scale, quantize, 
 HEAD_DIM = 128
 PAGE_SIZE = 128
 """Tokens of a page, which is also the sparse block."""
-MAX_GROUP = 16
-"""Most query heads that share one KV head."""
-MAX_SEQLEN_Q = 32
-MAX_TOPK = 64
-ALIGNMENT = 16
-"""Bases, page strides and head strides of the four views are multiples of this many bytes."""
 
 CODE_BYTES = HEAD_DIM // 2
 SCALE_BYTES = HEAD_DIM // SCALE_GROUP
