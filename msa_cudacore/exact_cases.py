@@ -13,7 +13,7 @@ import numpy as np
 
 from msa_cudacore.cases import BF16, INT32_MAX, INT32_MIN, Case
 from msa_cudacore.nvfp4 import E4M3_NAN, swizzle_v_scales
-from msa_cudacore.pool import HEAD_DIM, PAGE_SIZE, SCALE_BYTES, empty_pool, page_bytes, pool_views
+from msa_cudacore.pool import HEAD_DIM, PAGE_SIZE, SCALE_BYTES, aligned_bytes, empty_pool, page_bytes, pool_views
 
 ONES = 0x22
 """Two E2M1 codes of 1.0."""
@@ -83,8 +83,12 @@ def exact_cases() -> list[Case]:
         expect(fixture(seqused=(300, 130), rows=[[], [0, 1]]), "a row that selects nothing",
                _by_row(0.0, 1.0), [-np.inf, np.log(130)]),
         *(_nan_tail(length) for length in (1, 3, 4, 127, 128, 129)),
-        *(expect(fixture(seqused=(512,), rows=[ids]), name, 1.0, np.log(PAGE_SIZE))
-          for name, ids in (("a hole after every id", [0, -1] * 8), ("a hole first", [-1, 0]), ("holes around", [-1] * 7 + [0]))),
+        *(expect(fixture(seqused=(512,), rows=[ids]), name, 1.0, np.log(PAGE_SIZE * sum(i >= 0 for i in ids)))
+          for name, ids in (
+              ("a hole after every id", [0, -1, 1, -1, 2, -1, 3, -1]),
+              ("a hole first", [-1, 0]),
+              ("the last place alone", [-1] * 15 + [0]),
+          )),
         *(_illegal_id(bad) for bad in (4, 5, INT32_MAX, -2, INT32_MIN)),
         *(_illegal_page(bad) for bad in (-1, 4, INT32_MAX, INT32_MIN)),
         _head_major_selection(),
@@ -200,7 +204,7 @@ def _head_major_selection() -> Case:
 def _layer_slice() -> Case:
     """One layer of a pool whose allocation holds three for each page; the other layers are 0xFF."""
     case = fixture(v_by_block=(3, 1, 1, 1))
-    pool = np.full((4, 3, page_bytes(4)), 0xFF, np.uint8)
+    pool = aligned_bytes((4, 3, page_bytes(4)), 0xFF)
     views = pool_views(pool[:, 1], 4)
     for name, view in views._asdict().items():
         view[...] = getattr(case, name)
@@ -212,7 +216,7 @@ def _four_allocations() -> Case:
     views = {}
     for index, name in enumerate(("k", "v", "k_scale", "v_scale")):
         part = getattr(case, name)
-        tiles = np.full((4, 4 + index, PAGE_SIZE, part.shape[-1]), 0xFF, np.uint8)
+        tiles = aligned_bytes((4, 4 + index, PAGE_SIZE, part.shape[-1]), 0xFF)
         views[name] = tiles[:, index : index + 4]
         views[name][...] = part
     return expect(replace(case, **views), "four allocations with their own strides", 3.0, np.log(4))
