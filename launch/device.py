@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator
+import threading
 from dataclasses import dataclass
 
 __all__ = ["DeviceFacts", "DriverUnavailable", "count", "current", "facts"]
@@ -84,23 +83,33 @@ def _primary_context(ordinal: int):
     return handle
 
 
-@contextlib.contextmanager
-def current(ordinal: int) -> Iterator[None]:
-    """Make the primary context of `ordinal` current, and give the caller's context back afterwards.
+class current:
+    """Context manager: the primary context of a device is current inside, and the caller's again afterwards.
 
-    A fresh thread has no context, and a caller may work on another device; both are left as they were.
+    A fresh thread has no context, and a caller may work on another device; both are left as they were. One instance
+    may be entered from several threads at once.
     """
-    from cuda.bindings import driver
 
-    context = _primary_context(ordinal)
-    status, before = driver.cuCtxGetCurrent()
-    if status == driver.CUresult.CUDA_SUCCESS and int(before) == int(context):
-        yield
-        return
-    (status,) = driver.cuCtxPushCurrent(context)
-    if status != driver.CUresult.CUDA_SUCCESS:
-        raise DriverUnavailable(f"cuda:{ordinal}: cuCtxPushCurrent failed with {status.name}")
-    try:
-        yield
-    finally:
-        driver.cuCtxPopCurrent()
+    __slots__ = ("_context", "_driver", "_handle", "_thread")
+
+    def __init__(self, ordinal: int) -> None:
+        from cuda.bindings import driver
+
+        self._driver = driver
+        self._context = _primary_context(ordinal)
+        self._handle = int(self._context)
+        self._thread = threading.local()
+
+    def __enter__(self) -> None:
+        driver = self._driver
+        status, before = driver.cuCtxGetCurrent()
+        pushed = status != driver.CUresult.CUDA_SUCCESS or int(before) != self._handle
+        if pushed:
+            (status,) = driver.cuCtxPushCurrent(self._context)
+            if status != driver.CUresult.CUDA_SUCCESS:
+                raise DriverUnavailable(f"cuCtxPushCurrent failed with {status.name}")
+        self._thread.pushed = pushed
+
+    def __exit__(self, *exception: object) -> None:
+        if self._thread.pushed:
+            self._driver.cuCtxPopCurrent()

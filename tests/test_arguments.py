@@ -1,0 +1,91 @@
+"""Tensors of every array library come out as the same pointer, shape, byte strides and dtype."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from msa_cudacore.arguments import allocate_like, describe
+
+
+class Producer:
+    """An object that is known through DLPack alone."""
+
+    def __init__(self, array: np.ndarray, device: tuple[int, int] = (1, 0)) -> None:
+        self._array = array
+        self._device = device
+
+    def __dlpack__(self, **keywords):
+        return self._array.__dlpack__(**keywords)
+
+    def __dlpack_device__(self):
+        return self._device
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "uint8"])
+def test_dlpack_producer_matches_numpy(dtype):
+    array = np.zeros((5, 4, 6), dtype)[1:, ::2]
+    direct, exported = describe("x", array), describe("x", Producer(array))
+    for field in ("pointer", "shape", "strides", "dtype", "device", "ordinal"):
+        assert getattr(direct, field) == getattr(exported, field), field
+    assert exported.framework == "dlpack"
+
+
+def test_dlpack_producer_on_another_kind_of_device_is_refused():
+    with pytest.raises(ValueError, match="q has DLPack device type 7"):
+        describe("q", Producer(np.zeros(3, np.float32), device=(7, 0)))
+
+
+def test_broken_dlpack_export_is_refused_by_name():
+    class Broken(Producer):
+        def __dlpack__(self, **keywords):
+            raise RuntimeError("no export today")
+
+    with pytest.raises(TypeError, match="q is a Broken whose DLPack export failed: .*no export today"):
+        describe("q", Broken(np.zeros(3, np.float32)))
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn"])
+def test_narrow_numpy_dtypes(name):
+    array = np.zeros((3, 8), getattr(ml_dtypes, name))
+    tensor = describe("x", array)
+    assert tensor.dtype == name and tensor.to_numpy().dtype == array.dtype
+    tensor.to_numpy()[1, 2] = 1.0
+    assert float(array[1, 2]) == 1.0
+
+
+def test_torch_tensor_with_strides_and_float8():
+    torch = pytest.importorskip("torch")
+    base = torch.zeros(4, 6, 128, dtype=torch.bfloat16)
+    tensor = describe("q", base[:, 1:3])
+    assert (tensor.framework, tensor.dtype, tensor.shape) == ("torch", "bfloat16", (4, 2, 128))
+    assert tensor.strides == (6 * 256, 256, 2) and tensor.pointer == base.data_ptr() + 256
+    assert tensor.owner.data_ptr() == tensor.pointer
+    scales = torch.full((2, 8), 0x38, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    assert describe("k_scale", scales).to_numpy().astype(np.float32).tolist() == [[1.0] * 8] * 2
+
+
+def test_torch_tensors_that_cannot_be_read_in_place_are_refused():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(ValueError, match="q has layout torch.sparse_coo"):
+        describe("q", torch.zeros(3, 3).to_sparse())
+    with pytest.raises(ValueError, match="q lies on meta"):
+        describe("q", torch.zeros(3, device="meta"))
+    with pytest.raises(TypeError, match="q has dtype complex64"):
+        describe("q", torch.zeros(3, dtype=torch.complex64))
+
+
+def test_overlap_is_decided_by_bytes_not_by_ranges():
+    base = np.zeros((4, 2, 16), np.uint8)
+    even, odd = describe("a", base[:, 0]), describe("b", base[:, 1])
+    assert not even.overlaps(odd) and even.overlaps(describe("c", base[1:2, 0]))
+    assert not describe("d", base[:0]).overlaps(even)
+
+
+def test_outputs_are_allocated_in_the_library_of_the_reference():
+    torch = pytest.importorskip("torch")
+    assert allocate_like(describe("q", torch.zeros(2)), "out", (3, 4), "bfloat16").dtype == torch.bfloat16
+    assert allocate_like(describe("q", np.zeros(2, np.float32)), "out", (3,), "bfloat16").dtype == ml_dtypes.bfloat16
+    with pytest.raises(ValueError, match="out must be given: a Producer"):
+        allocate_like(describe("q", Producer(np.zeros(2, np.float32))), "out", (3,), "float32")

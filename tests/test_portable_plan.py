@@ -1,0 +1,82 @@
+"""The choice of a configuration is a pure function of the problem and the device's facts."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from msa_cudacore.contract import Problem
+from msa_cudacore.launch.device import DeviceFacts
+from msa_cudacore.portable import SPLITS, PortableProgram, choose_configuration, exact_arch
+
+
+def device(capability=(9, 0), multiprocessors=132) -> DeviceFacts:
+    shared = {(8, 0): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}.get(capability, 99) * 1024
+    return DeviceFacts(0, "test", capability, multiprocessors, shared, shared + 1024, capability[0] >= 9)
+
+
+def problem(batch=1, seqlen_q=1, hkv=4, group=16, topk=16, max_pages=64) -> Problem:
+    return Problem(batch, seqlen_q, hkv * group, hkv, topk, max_pages, num_pages=1)
+
+
+def test_large_batches_are_not_split_and_small_ones_are():
+    assert choose_configuration(problem(batch=128), device()).splits == 1
+    assert choose_configuration(problem(batch=1), device()).splits > 1
+
+
+def test_a_split_never_exceeds_the_pages_there_are():
+    assert choose_configuration(problem(max_pages=1), device()).splits == 1
+    assert choose_configuration(problem(max_pages=0), device()).splits == 1
+
+
+def test_workspace_is_for_parts_without_clusters_alone():
+    program, sizes = PortableProgram(), problem(batch=2)
+    assert program.plan(sizes, device((9, 0)), 4).workspace_bytes == 0
+    assert program.plan(sizes, device((8, 0)), 4).workspace_bytes == sizes.items * 4 * 16 * (128 + 2) * 4
+    assert program.plan(sizes, device((8, 0)), 1).workspace_bytes == 0
+
+
+@given(
+    batch=st.integers(0, 70_000), seqlen_q=st.integers(1, 32), hkv=st.integers(1, 8), group=st.integers(1, 16),
+    topk=st.integers(1, 64), max_pages=st.integers(0, 20_000), splits=st.sampled_from((None, *SPLITS)),
+    capability=st.sampled_from(((8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0))),
+    multiprocessors=st.integers(1, 200),
+)
+def test_every_configuration_fits_its_device(
+    batch, seqlen_q, hkv, group, topk, max_pages, splits, capability, multiprocessors
+):
+    facts = device(capability, multiprocessors)
+    chosen = choose_configuration(problem(batch, seqlen_q, hkv, group, topk, max_pages), facts, splits)
+    assert chosen.shared_bytes <= facts.shared_bytes_per_block
+    assert chosen.splits in SPLITS and (splits is None or chosen.splits == splits)
+    assert 32 * chosen.ids_per_lane >= topk
+    assert chosen.cluster_merge == (chosen.splits > 1 and facts.clusters)
+    assert chosen.block <= 1024
+
+
+@given(batch=st.integers(1, 300), other=st.integers(1, 300), splits=st.sampled_from(SPLITS))
+def test_a_fixed_split_fixes_the_configuration(batch, other, splits):
+    assert choose_configuration(problem(batch), device(), splits) == choose_configuration(problem(other), device(), splits)
+
+
+@pytest.mark.parametrize("splits", [3, 5, 16, 64])
+def test_factor_that_is_not_served_is_refused(splits):
+    with pytest.raises(ValueError, match=f"splits is {splits}; backend 'portable' accepts 1, 2, 4, 8"):
+        choose_configuration(problem(), device(), splits)
+
+
+def test_more_ctas_than_a_grid_holds_are_refused():
+    with pytest.raises(ValueError, match="work items of 8 CTAs; accepted are at most 2147483647"):
+        PortableProgram().plan(problem(batch=2**24, seqlen_q=16), device(), 8)
+
+
+def test_old_devices_are_refused_with_the_reason():
+    assert "needs compute capability 8.0 or later, this device has 7.5" in PortableProgram().refusal(device((7, 5)))
+    assert PortableProgram().refusal(device((8, 0))) is None
+
+
+def test_exact_architectures():
+    assert [exact_arch(c) for c in ((8, 0), (8, 9), (9, 0), (10, 3), (12, 0))] == [
+        "sm_80", "sm_89", "sm_90a", "sm_103a", "sm_120a",
+    ]
