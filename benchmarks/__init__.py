@@ -1,0 +1,1 @@
+"""Timing of the decode programs against peers and a measured ceiling."""
