@@ -92,7 +92,7 @@ def quantize(values: np.ndarray, global_scale: float) -> tuple[np.ndarray, np.nd
     if not np.isfinite(values).all():
         place = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
         raise ValueError(f"values: element {place} is {values[place]}; NVFP4 holds finite values alone")
-    blocks = values.reshape(*values.shape[:-1], -1, SCALE_GROUP)
+    blocks = values.reshape(*values.shape[:-1], values.shape[-1] // SCALE_GROUP, SCALE_GROUP)
     scales = encode_e4m3(np.abs(blocks).max(axis=-1, initial=0.0) / (E2M1_MAX * global_scale))
     step = _E4M3_VALUES[scales][..., None] * global_scale
     scaled = np.divide(blocks, step, out=np.copysign(np.zeros_like(blocks), blocks), where=step != 0)
@@ -102,7 +102,7 @@ def quantize(values: np.ndarray, global_scale: float) -> tuple[np.ndarray, np.nd
 def dequantize(packed: np.ndarray, scales: np.ndarray, global_scale: float = 1.0) -> np.ndarray:
     """Values (float64) [..., 2n] of packed codes [..., n] and their linear scale bytes [..., n/8]."""
     packed = np.asarray(packed)
-    values = _E2M1_PAIRS[packed].reshape(*packed.shape[:-1], -1, SCALE_GROUP)
+    values = _E2M1_PAIRS[packed].reshape(*packed.shape[:-1], packed.shape[-1] * 2 // SCALE_GROUP, SCALE_GROUP)
     values *= (decode_e4m3(scales) * global_scale)[..., None]
     return values.reshape(*packed.shape[:-1], packed.shape[-1] * 2)
 
@@ -132,7 +132,7 @@ def swizzle_v_scales(linear: np.ndarray) -> np.ndarray:
 def unswizzle_v_scales(stored: np.ndarray) -> np.ndarray:
     """Inverse of :func:`swizzle_v_scales`: [..., tokens, groups] as stored -> token-major."""
     stored = np.asarray(stored)
-    flat = stored.reshape(*stored.shape[:-2], -1)
+    flat = stored.reshape(*stored.shape[:-2], stored.shape[-2] * stored.shape[-1])
     return flat[..., v_scale_positions(*stored.shape[-2:])].reshape(stored.shape)
 
 

@@ -1,0 +1,138 @@
+"""Fixtures: fresh random data with a printed seed, and the machines on which the public function is run.
+
+Nothing here touches CUDA before a test that needs it starts.
+"""
+
+from __future__ import annotations
+
+import functools
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from msa_cudacore import prepare_msa_nvfp4_sparse_decode
+from msa_cudacore.cases import BF16, Case, to_numpy
+from msa_cudacore.reference import Report, compare
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", type=int, default=None, help="seed of the random data, as a failing test printed it")
+
+
+@functools.lru_cache(maxsize=None)
+def _no_gpu() -> str | None:
+    """Why GPU tests cannot run here, or None."""
+    from msa_cudacore.launch import device
+
+    if device.count() == 0:
+        return "no CUDA device is visible"
+    capability = device.facts(0).compute_capability
+    return None if capability >= (8, 0) else f"{device.facts(0)} is older than compute capability 8.0"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and (reason := _no_gpu()):
+        pytest.skip(reason)
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """Fresh random data each run; a failing test shows the seed, and ``--seed`` repeats it."""
+    seed = request.config.getoption("--seed")
+    seed = secrets.randbits(32) if seed is None else seed
+    print(f"random data: --seed {seed}")
+    return np.random.default_rng(seed)
+
+
+@dataclass(frozen=True)
+class Target:
+    """One way to call the public function: an array library, a device and a backend."""
+
+    framework: str
+    device: Any
+    backend: str
+    bf16_as_uint16: bool = False
+
+    @property
+    def splits(self) -> tuple[int, ...]:
+        """The split factors that the backend takes."""
+        return (1,) if self.backend == "reference" else (1, 2, 4, 8)
+
+    def move(self, case: Case) -> Case:
+        return case.to(self.framework, self.device, bf16_as_uint16=self.bf16_as_uint16)
+
+    def prepare(self, case: Case, **options: Any) -> Any:
+        """A runner for an already moved case."""
+        options.setdefault("backend", self.backend)
+        return prepare_msa_nvfp4_sparse_decode(**case.arguments(), bf16_as_uint16=self.bf16_as_uint16, **options)
+
+    def fill(self, array: Any, value: float) -> None:
+        """Set every element; a bfloat16 array kept as bits takes the bits of the value."""
+        if str(array.dtype).endswith("uint16"):
+            value = int(np.asarray(value, BF16).view(np.uint16))
+        array[...] = value
+
+    def results(self, runner: Any) -> tuple[np.ndarray, np.ndarray]:
+        out, lse = to_numpy(runner.out), to_numpy(runner.lse)
+        return (out.view(BF16) if out.dtype == np.uint16 else out), lse
+
+    def run(self, case: Case, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Prepare, poison the outputs with NaN, launch once, and return NumPy copies of (out, lse)."""
+        runner = self.prepare(self.move(case), **options)
+        self.fill(runner.out, np.nan)
+        self.fill(runner.lse, np.nan)
+        assert runner() is runner.out
+        return self.results(runner)
+
+    def check(self, case: Case, **options: Any) -> Report:
+        """Run and hold against the answers the case carries, or else the oracle's; fails with the worst row's name."""
+        out, lse = self.run(case, **options)
+        exact = (case.expected_out, case.expected_lse) if case.expected_out is not None else case.exact()
+        report = compare(out, lse, *exact)
+        assert report, f"{case}, options {options}: {report}"
+        return report
+
+
+TARGETS = {
+    "numpy": Target("numpy", None, "reference"),
+    "numpy-bits": Target("numpy", None, "auto", bf16_as_uint16=True),
+    "torch-cpu": Target("torch", "cpu", "auto"),
+    "torch": Target("torch", "cuda", "portable"),
+    "cupy": Target("cupy", None, "portable"),
+    "cupy-bits": Target("cupy", None, "auto", bf16_as_uint16=True),
+}
+
+
+def _get(name: str) -> Target:
+    target = TARGETS[name]
+    if target.framework != "numpy":
+        pytest.importorskip(target.framework)
+    if name == "torch" and not pytest.importorskip("torch").cuda.is_available():
+        pytest.skip("this torch sees no CUDA device")
+    if name == "cupy":
+        try:
+            pytest.importorskip("cupy").empty(1, BF16)
+        except (TypeError, ValueError) as error:
+            pytest.skip(f"this CuPy has no bfloat16: {error}")
+    return target
+
+
+@pytest.fixture(params=[pytest.param(n, marks=pytest.mark.gpu) if n in ("torch", "cupy", "cupy-bits") else n for n in TARGETS])
+def target(request: pytest.FixtureRequest) -> Target:
+    """Every way to call the public function."""
+    return _get(request.param)
+
+
+@pytest.fixture(params=["numpy", pytest.param("torch", marks=pytest.mark.gpu)])
+def main_target(request: pytest.FixtureRequest) -> Target:
+    """The oracle on host arrays and the GPU program on torch tensors: for what does not depend on the array library."""
+    return _get(request.param)
+
+
+@pytest.fixture
+def gpu_target() -> Target:
+    """The GPU program on torch tensors; the test carries the ``gpu`` mark."""
+    return _get("torch")
