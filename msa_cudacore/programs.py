@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
-
 from .arguments import Tensor
 from .contract import Call, Problem
 from .launch import device as device_module
@@ -35,7 +33,7 @@ class ReferenceProgram:
         return Plan(splits=1, workspace_bytes=0, description="reference(float64)")
 
     def bind(self, call: Call, device: DeviceFacts | None, plan: Plan, workspace: Tensor | None) -> Bound:
-        from .reference import decode
+        from .reference import decode, round_to_bf16
 
         arrays = {tensor.name: tensor.to_numpy() for tensor in call.inputs}
         out, lse = call.out.to_numpy(), call.lse.to_numpy()
@@ -48,7 +46,7 @@ class ReferenceProgram:
                 seqlen_q=call.problem.seqlen_q,
                 softmax_scale=call.softmax_scale,
             )
-            out[...] = exact_out.astype(ml_dtypes.bfloat16)
+            out[...] = round_to_bf16(exact_out)
             lse[...] = exact_lse
 
         return Bound(steps=(step,), plan=plan, device=None)
