@@ -57,9 +57,13 @@ class Target:
     bf16_as_uint16: bool = False
 
     @property
+    def on_host(self) -> bool:
+        return self.framework == "numpy" or self.device == "cpu"
+
+    @property
     def splits(self) -> tuple[int, ...]:
         """The split factors that the backend takes."""
-        return (1,) if self.backend == "reference" else (1, 2, 4, 8)
+        return (1,) if self.on_host else (1, 2, 4, 8)
 
     def move(self, case: Case) -> Case:
         return case.to(self.framework, self.device, bf16_as_uint16=self.bf16_as_uint16)

@@ -51,7 +51,7 @@ def test_reference_backend_is_the_oracle_rounded_once(rng):
 @pytest.mark.parametrize("part", range(6))
 def test_random_problems(target, part, rng):
     """On a GPU 50 problems a part (300 in all) through torch and a third of that through CuPy; 4 a part on the host."""
-    count = {"torch": 50, "cupy": 17}.get(target.framework, 4) if target.device != "cpu" and target.framework != "numpy" else 4
+    count = 4 if target.on_host else {"torch": 50, "cupy": 17}[target.framework]
     for _ in range(count):
         case = random_case(rng)
         options = {"splits": int(rng.choice(target.splits))} if rng.random() < 0.5 else {}
@@ -347,7 +347,7 @@ def test_a_runner_sees_what_is_written_into_its_arrays(target, rng):
 def test_runner_reports_what_was_chosen(target):
     case = target.move(fixture())
     runner = target.prepare(case)
-    assert runner.backend == ("reference" if target.device == "cpu" or target.framework == "numpy" else "portable")
+    assert runner.backend == ("reference" if target.on_host else "portable")
     assert runner.splits in (1, 2, 4, 8) and runner.workspace_bytes >= 0
     assert runner.program and f"splits={runner.splits}" in repr(runner)
     assert type(runner.out) is type(case.q) and type(runner.lse) is type(case.q)
