@@ -1,0 +1,222 @@
+// Roles of single warps: which pages an item reads, the copies that bring them in, and the MMAs.
+#pragma once
+#include "blackwell_plan.cuh"
+#include "cache_policy.cuh"
+#include "cp_async_bulk.cuh"
+
+namespace blackwell {
+
+__device__ __forceinline__ i32 load_i32(const u8* address) { return *reinterpret_cast<const i32*>(address); }
+
+// ---- selection warp ----------------------------------------------------------------------------------------------------
+
+// One id of the row and the page it names. Ids are bounded before the page table is read, page ids before they are used.
+struct Candidate {
+  i32 id;
+  i32 page;
+  bool valid;
+};
+
+// Tokens that the row sees, none for a row before the first token. seqused_k may be any value.
+__device__ __forceinline__ u32 visible_tokens(const Arguments& arguments, u32 request, u32 token) {
+  const i32 used = load_i32(arguments.seqused_k + request * arguments.seqused_stride);
+  const i32 hidden = static_cast<i32>(arguments.seqlen_q - 1 - token);
+  return used > hidden ? static_cast<u32>(used - hidden) : 0;
+}
+
+// Lists the pages of each item for the other roles: those of the row's ids that are legal, in their order, and of a split
+// item the CTA's share of them.
+__device__ __forceinline__ void selection_role(Shared& shared, const Arguments& arguments, const Schedule& schedule, u32 rank) {
+  const u32 lane = threadIdx.x % 32;
+  const u32 lanes_below = (1u << lane) - 1;
+  Ring<SELECTIONS> slot;
+  for (u32 round = 0; round < schedule.count; ++round, slot.advance()) {
+    const Item item = schedule.item(round);
+    const u32 request = item.row / arguments.seqlen_q;
+    const u32 token = item.row % arguments.seqlen_q;
+    const u8* ids = arguments.q2k + item.kv_head * arguments.q2k_head + item.row * arguments.q2k_row;
+    const u8* table = arguments.page_table + request * arguments.page_table_row;
+
+    Candidate candidates[MAX_TOPK / 32];
+#pragma unroll
+    for (u32 half = 0; half < MAX_TOPK / 32; ++half) {
+      const u32 position = half * 32 + lane;
+      candidates[half].id = position < arguments.topk ? load_i32(ids + position * arguments.q2k_index) : -1;
+    }
+    // The short program fetches the row of the page table before the ids are known: one round trip to memory less.
+    const i32 table_entry =
+        SHORT_TABLE && lane < arguments.max_pages ? load_i32(table + lane * arguments.page_table_index) : -1;
+    const u32 visible = visible_tokens(arguments, request, token);
+    const u32 blocks = visible / PAGE_TOKENS + (visible % PAGE_TOKENS != 0);
+    const u32 id_limit = min(blocks, arguments.max_pages);
+    u32 kept[MAX_TOPK / 32];
+#pragma unroll
+    for (u32 half = 0; half < MAX_TOPK / 32; ++half) {
+      Candidate& candidate = candidates[half];
+      candidate.valid = static_cast<u32>(candidate.id) < id_limit;
+      if constexpr (SHORT_TABLE) {
+        candidate.page = __shfl_sync(~0u, table_entry, candidate.id & 31);
+      } else {
+        candidate.page = candidate.valid ? load_i32(table + candidate.id * arguments.page_table_index) : -1;
+      }
+      candidate.valid = candidate.valid && static_cast<u32>(candidate.page) < arguments.num_pages;
+      kept[half] = __ballot_sync(~0u, candidate.valid);
+    }
+
+    u32 total = 0;
+#pragma unroll
+    for (u32 half = 0; half < MAX_TOPK / 32; ++half) {
+      total += __popc(kept[half]);
+    }
+    const u32 first = item.split ? total * rank / SPLITS : 0;
+    const u32 last = item.split ? total * (rank + 1) / SPLITS : total;
+
+    Selection& selection = shared.selections[slot.index];
+    wait(shared.selection_free[slot.index], slot.parity ^ 1);
+    u32 position = __popc(kept[0] & lanes_below);
+#pragma unroll
+    for (u32 half = 0; half < MAX_TOPK / 32; ++half) {
+      const Candidate& candidate = candidates[half];
+      if (candidate.valid && position >= first && position < last) {
+        const u32 before = static_cast<u32>(candidate.id) * PAGE_TOKENS;
+        selection.pages[position - first] = {candidate.page, min(visible - before, PAGE_TOKENS)};
+      }
+      if (half + 1 < MAX_TOPK / 32) {
+        position = __popc(kept[half]) + __popc(kept[half + 1] & lanes_below);
+      }
+    }
+    if (lane == 0) {
+      selection.count = last - first;
+    }
+    arrive_warp(shared.selection_full[slot.index]);
+  }
+}
+
+// ---- copy warp ---------------------------------------------------------------------------------------------------------
+
+// Brings pages into the ring, across items, as far ahead as the ring is deep. One thread.
+__device__ __forceinline__ void copy_role(
+    Shared& shared, const Arguments& arguments, const Schedule& schedule, const ptx::TensorMap& k_map,
+    const ptx::TensorMap& v_map) {
+  // One query token a request: nobody else will read these bytes in this launch. With several, neighbouring tokens tend
+  // to select the same pages, and L2 should keep them.
+  const u64 policy = arguments.seqlen_q == 1 ? ptx::createpolicy_evict_first() : ptx::createpolicy_evict_last();
+  Ring<SELECTIONS> slot;
+  Ring<STAGES> ring;
+  for (u32 round = 0; round < schedule.count; ++round, slot.advance()) {
+    const Item item = schedule.item(round);
+    const u8* k_scale = arguments.k_scale + item.kv_head * arguments.k_scale_head;
+    const u8* v_scale = arguments.v_scale + item.kv_head * arguments.v_scale_head;
+    wait(shared.selection_full[slot.index], slot.parity);
+    const Selection& selection = shared.selections[slot.index];
+    const u32 count = selection.count;
+    for (u32 i = 0; i < count; ++i, ring.advance()) {
+      const i32 page = selection.pages[i].page;
+      Stage& stage = shared.stages[ring.index];
+      const ptx::SharedAddress full = ptx::shared_address(&shared.page_full[ring.index]);
+      wait(shared.page_free[ring.index], ring.parity ^ 1);
+      ptx::mbarrier_arrive_expect_tx(full, STAGE_BYTES);
+      const i32 kv_head = static_cast<i32>(item.kv_head);
+      // K and its scales first: the page's way starts with them.
+      ptx::cp_async_bulk_shared_global(
+          ptx::shared_address(stage.key_scales), k_scale + page * arguments.k_scale_page, SCALE_BYTES, full, policy);
+      ptx::cp_async_bulk_tensor_4d(ptx::shared_address(stage.keys), k_map, 0, 0, kv_head, page, full, policy);
+      ptx::cp_async_bulk_shared_global(
+          ptx::shared_address(stage.value_scales), v_scale + page * arguments.v_scale_page, SCALE_BYTES, full, policy);
+      ptx::cp_async_bulk_tensor_4d(ptx::shared_address(stage.values), v_map, 0, 0, kv_head, page, full, policy);
+    }
+    ptx::mbarrier_arrive(ptx::shared_address(&shared.selection_free[slot.index]));
+  }
+}
+
+// ---- MMA warp ----------------------------------------------------------------------------------------------------------
+
+// A page whose scores are issued and whose output MMA is not.
+struct PendingPage {
+  Ring<BUFFERS> buffer;
+  u32 item_buffer;
+  bool first;  // of its item: the accumulator is overwritten
+  bool last;   // of its item
+};
+
+// S = K q^T of one page: both halves of the head dim, for both passes of query terms.
+__device__ __forceinline__ void issue_scores(
+    Shared& shared, u32 tensor, const Ring<STAGES>& ring, const Ring<BUFFERS>& buffer, u32 item_buffer) {
+  wait(shared.key_scales_full[buffer.index], buffer.parity);
+  wait(shared.scores_free[buffer.index], buffer.parity ^ 1);
+  wait(shared.page_full[ring.index], ring.parity);
+  ptx::tcgen05_fence_after_thread_sync();
+  const u64 keys = describe(KEYS_DESCRIPTOR, shared.stages[ring.index].keys);
+  const u32 scores = tensor + TENSOR_SCORES + buffer.index * SCORE_COLUMNS;
+  const u32 key_scales = tensor + TENSOR_KEY_SCALES + buffer.index * 8;
+  const u32 query_scales = tensor + TENSOR_QUERY_SCALES + item_buffer * 8;
+#pragma unroll
+  for (u32 pass = 0; pass < PASSES; ++pass) {
+    const u64 terms = describe(KEYS_DESCRIPTOR, shared.query_terms[item_buffer][pass]);
+#pragma unroll
+    for (u32 half = 0; half < 2; ++half) {
+      ptx::tcgen05_mma_mxf4nvf4_shared_shared(
+          scores, keys + half * KEYS_HALF, terms + half * KEYS_HALF, SCORES_INSTRUCTION, key_scales + half * 4,
+          query_scales + pass * 4 + half * 2, pass + half > 0);
+    }
+  }
+  ptx::tcgen05_commit(ptx::shared_address(&shared.scores_full[buffer.index]));
+  ptx::tcgen05_commit(ptx::shared_address(&shared.page_free[ring.index]));
+}
+
+// O^T += V^T P^T of one page, 16 tokens an MMA.
+__device__ __forceinline__ void issue_output(Shared& shared, u32 tensor, const PendingPage& page) {
+  const u32 buffer = page.buffer.index;
+  wait(shared.values_full[buffer], page.buffer.parity);
+  wait(shared.weights_full[buffer], page.buffer.parity);
+  ptx::tcgen05_fence_after_thread_sync();
+  const u64 weights = describe(WEIGHTS_DESCRIPTOR, shared.weights[buffer]);
+  const u32 values = tensor + TENSOR_VALUES + buffer * (PAGE_TOKENS / 2);
+  const u32 output = tensor + TENSOR_OUTPUTS + page.item_buffer * HEADS;
+#pragma unroll
+  for (u32 step = 0; step < PAGE_TOKENS / 16; ++step) {
+    ptx::tcgen05_mma_f16_tensor_shared(
+        output, values + step * 8, weights + step * WEIGHTS_STEP, OUTPUT_INSTRUCTION, step > 0 || !page.first);
+  }
+  ptx::tcgen05_commit(ptx::shared_address(&shared.output_done[buffer]));
+  if (page.last) {
+    ptx::tcgen05_commit(ptx::shared_address(&shared.item_done[page.item_buffer]));
+  }
+}
+
+// One thread. The scores of a page go out before the output of the page before it, across items, so that the tensor cores
+// have work while the softmax warps do theirs.
+__device__ __forceinline__ void mma_role(Shared& shared, const Schedule& schedule, u32 tensor) {
+  Ring<SELECTIONS> slot;
+  Ring<STAGES> ring;
+  Ring<BUFFERS> buffer, item_buffer;
+  PendingPage pending{};
+  bool is_pending = false;
+  for (u32 round = 0; round < schedule.count; ++round, slot.advance(), item_buffer.advance()) {
+    wait(shared.selection_full[slot.index], slot.parity);
+    const u32 count = shared.selections[slot.index].count;
+    ptx::mbarrier_arrive(ptx::shared_address(&shared.selection_free[slot.index]));
+    if (count == 0 && is_pending) {
+      // The edge warps may need the pending item's output before they can publish this item's query.
+      issue_output(shared, tensor, pending);
+      is_pending = false;
+    }
+    wait(shared.query_full[item_buffer.index], item_buffer.parity);
+    if (count == 0) {
+      ptx::mbarrier_arrive(ptx::shared_address(&shared.item_done[item_buffer.index]));
+    }
+    for (u32 i = 0; i < count; ++i, ring.advance(), buffer.advance()) {
+      issue_scores(shared, tensor, ring, buffer, item_buffer.index);
+      if (is_pending) {
+        issue_output(shared, tensor, pending);
+      }
+      pending = {buffer, item_buffer.index, i == 0, i + 1 == count};
+      is_pending = true;
+    }
+  }
+  if (is_pending) {
+    issue_output(shared, tensor, pending);
+  }
+}
+
+}  // namespace blackwell

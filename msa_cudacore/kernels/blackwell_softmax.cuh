@@ -1,0 +1,226 @@
+// Softmax warps: scores out of tensor memory, weights P^T as float16 into shared memory.
+//
+// Thread = token of the page. All 128 threads keep one origin for each head, the largest score of the item's first page;
+// weights are 2^(score - origin). The origin moves, and the accumulator with it, only when a score passes it by more than
+// float16 can hold, so the accumulator is hardly ever touched. A common origin costs one barrier a page, and lets one
+// accumulator of 16 columns serve the item.
+#pragma once
+#include "arithmetic.cuh"
+#include "blackwell_plan.cuh"
+#include "convert.cuh"
+#include "fence.cuh"
+#include "packed_f32.cuh"
+
+namespace blackwell {
+
+// Weights reach 2^15, half of what float16 holds.
+constexpr float ORIGIN_MARGIN = 15.0f;
+
+// Heads as eight pairs, for the packed instructions. origin is kept negated.
+struct SoftmaxState {
+  u64 unit[HEADS / 2];
+  u64 minus_origin[HEADS / 2];
+  u64 sum[HEADS / 2];
+};
+
+// Scores of this thread's token relative to the origins, in base-2 logarithm units.
+__device__ __forceinline__ void load_scores(u32 source, u64& scores_free, const SoftmaxState& state, float (&y)[HEADS]) {
+  u32 large[2 * HEADS];  // column groups 0 and 1
+  u32 small[HEADS];      // column group 2
+  ptx::tcgen05_ld_32x32b(source, large);
+  ptx::tcgen05_ld_32x32b(source + 2 * HEADS, small);
+  ptx::tcgen05_wait_ld(large, small);
+  ptx::tcgen05_fence_before_thread_sync();
+  arrive_warp(scores_free);
+  const u64 step = ptx::pack_f32x2(GROUP_STEP, GROUP_STEP);
+  const u64 step_squared = ptx::pack_f32x2(GROUP_STEP * GROUP_STEP, GROUP_STEP * GROUP_STEP);
+#pragma unroll
+  for (u32 pair = 0; pair < HEADS / 2; ++pair) {
+    const auto group = [pair](const u32* registers) {
+      return ptx::pack_f32x2(__uint_as_float(registers[2 * pair]), __uint_as_float(registers[2 * pair + 1]));
+    };
+    u64 score = ptx::fma_f32x2(group(small), step_squared, group(large));
+    score = ptx::fma_f32x2(group(large + HEADS), step, score);
+    ptx::unpack_f32x2(ptx::fma_f32x2(score, state.unit[pair], state.minus_origin[pair]), y[2 * pair], y[2 * pair + 1]);
+  }
+}
+
+__device__ __forceinline__ float largest(const float (&y)[HEADS]) {
+  float top = fmaxf(y[0], y[1]);
+#pragma unroll
+  for (u32 head = 2; head < HEADS; head += 2) {
+    top = fmaxf(top, fmaxf(y[head], y[head + 1]));
+  }
+  return top;
+}
+
+// The accumulator of the item, in this warp's quarter, times `factor` of its column's head.
+__device__ __forceinline__ void rescale_output(u32 output, const float (&factor)[HEADS]) {
+  u32 values[HEADS];
+  ptx::tcgen05_ld_32x32b(output, values);
+  ptx::tcgen05_wait_ld(values);
+#pragma unroll
+  for (u32 head = 0; head < HEADS; ++head) {
+    values[head] = __float_as_uint(__uint_as_float(values[head]) * factor[head]);
+  }
+  ptx::tcgen05_st_32x32b(output, values);
+  ptx::tcgen05_wait_st();
+  ptx::tcgen05_fence_before_thread_sync();
+}
+
+// Moves the origins up to the largest scores of this page, over all four warps, and y, sums and accumulator with them.
+// `previous`: buffer of the item's page before, whose output MMA must be done before the accumulator is touched.
+__device__ __forceinline__ void move_origins(
+    Shared& shared, u32 warp, u32 lane, u32 output, bool first, const Ring<BUFFERS>& previous, SoftmaxState& state,
+    float (&y)[HEADS]) {
+  float top = minus_infinity();
+#pragma unroll
+  for (u32 head = 0; head < HEADS; ++head) {
+    const float top_of_head = ptx::redux_sync_max_f32(y[head]);
+    top = lane == head ? top_of_head : top;
+  }
+  if (lane < HEADS) {
+    shared.exchange[warp][lane] = top;
+  }
+  ptx::barrier_cta_sync(SOFTMAX_BARRIER, ROLE_THREADS);
+  if (lane < HEADS) {
+#pragma unroll
+    for (u32 other = 0; other < ROLE_WARPS; ++other) {
+      top = fmaxf(top, shared.exchange[other][lane]);
+    }
+  }
+  const float shift = first ? top : fmaxf(top, 0.0f);
+  float factor[HEADS];
+#pragma unroll
+  for (u32 pair = 0; pair < HEADS / 2; ++pair) {
+    const float low = __shfl_sync(~0u, shift, 2 * pair);
+    const float high = __shfl_sync(~0u, shift, 2 * pair + 1);
+    y[2 * pair] -= low;
+    y[2 * pair + 1] -= high;
+    state.minus_origin[pair] = ptx::add_f32x2(state.minus_origin[pair], ptx::pack_f32x2(-low, -high));
+    factor[2 * pair] = ptx::ex2_approx_ftz_f32(-low);
+    factor[2 * pair + 1] = ptx::ex2_approx_ftz_f32(-high);
+    if (!first) {
+      state.sum[pair] = ptx::mul_f32x2(state.sum[pair], ptx::pack_f32x2(factor[2 * pair], factor[2 * pair + 1]));
+    }
+  }
+  if (!first) {
+    wait(shared.output_done[previous.index], previous.parity);
+    ptx::tcgen05_fence_after_thread_sync();
+    rescale_output(output, factor);
+  }
+}
+
+// Sum over the lanes of each of 16 values: lane l ends up with value l / 2. Each step halves the values a lane carries.
+__device__ __forceinline__ float sum_over_lanes(float (&values)[HEADS], u32 lane) {
+#pragma unroll
+  for (u32 width = HEADS / 2; width >= 1; width /= 2) {
+    const bool upper = lane & 2 * width;
+#pragma unroll
+    for (u32 i = 0; i < width; ++i) {
+      const float sent = upper ? values[i] : values[i + width];
+      const float kept = upper ? values[i + width] : values[i];
+      values[i] = kept + __shfl_xor_sync(~0u, sent, 2 * width);
+    }
+  }
+  return values[0] + __shfl_xor_sync(~0u, values[0], 1);
+}
+
+// Row `token` of P^T: 32 bytes, whose two halves swap places in every second group of four rows (32B swizzle).
+__device__ __forceinline__ void store_weights(u8* weights, u32 token, const float (&y)[HEADS]) {
+  uint4 halves[2];
+#pragma unroll
+  for (u32 half = 0; half < 2; ++half) {
+    const float* p = y + half * HEADS / 2;
+    halves[half] = make_uint4(
+        ptx::cvt_rn_f16x2_f32(p[1], p[0]), ptx::cvt_rn_f16x2_f32(p[3], p[2]), ptx::cvt_rn_f16x2_f32(p[5], p[4]),
+        ptx::cvt_rn_f16x2_f32(p[7], p[6]));
+  }
+  const u32 swap = (token >> 2 & 1) << 4;
+  *reinterpret_cast<uint4*>(weights + token * 32 + swap) = halves[0];
+  *reinterpret_cast<uint4*>(weights + token * 32 + (swap ^ 16)) = halves[1];
+}
+
+// What the edge warps need to finish the item.
+__device__ __forceinline__ void publish_sums(
+    Shared& shared, u32 warp, u32 lane, u32 item_buffer, u32 pages, SoftmaxState& state) {
+  float sums[HEADS];
+  float minus_origin[HEADS];
+#pragma unroll
+  for (u32 pair = 0; pair < HEADS / 2; ++pair) {
+    ptx::unpack_f32x2(state.sum[pair], sums[2 * pair], sums[2 * pair + 1]);
+    ptx::unpack_f32x2(state.minus_origin[pair], minus_origin[2 * pair], minus_origin[2 * pair + 1]);
+  }
+  const float total = sum_over_lanes(sums, lane);
+  if (lane % 2 == 0) {
+    shared.totals[item_buffer][warp][lane / 2] = total;
+  }
+  if (warp == 0 && lane == 0) {
+#pragma unroll
+    for (u32 head = 0; head < HEADS; ++head) {
+      shared.origin[item_buffer][head] = -minus_origin[head];
+    }
+    shared.item_pages[item_buffer] = pages;
+  }
+  arrive_warp(shared.item_done[item_buffer]);
+}
+
+__device__ __forceinline__ void softmax_role(Shared& shared, const Schedule& schedule, u32 tensor) {
+  const u32 warp = threadIdx.x / 32 % 4;
+  const u32 lane = threadIdx.x % 32;
+  const u32 token = threadIdx.x % ROLE_THREADS;
+  const u32 quarter = tensor + lanes_of_warp(warp);
+  Ring<SELECTIONS> slot;
+  Ring<BUFFERS> buffer, previous, item_buffer;
+  for (u32 round = 0; round < schedule.count; ++round, slot.advance(), item_buffer.advance()) {
+    wait(shared.query_full[item_buffer.index], item_buffer.parity);
+    SoftmaxState state;
+    const u64* unit = reinterpret_cast<const u64*>(shared.query_unit[item_buffer.index]);
+#pragma unroll
+    for (u32 pair = 0; pair < HEADS / 2; ++pair) {
+      state.unit[pair] = unit[pair];
+      state.minus_origin[pair] = 0;
+      state.sum[pair] = 0;
+    }
+    const u32 output = quarter + TENSOR_OUTPUTS + item_buffer.index * HEADS;
+    wait(shared.selection_full[slot.index], slot.parity);
+    const Selection& selection = shared.selections[slot.index];
+    const u32 count = selection.count;
+    for (u32 i = 0; i < count; ++i, buffer.advance()) {
+      const u32 live = selection.pages[i].live;
+      wait(shared.scores_full[buffer.index], buffer.parity);
+      ptx::tcgen05_fence_after_thread_sync();
+      float y[HEADS];
+      load_scores(
+          quarter + TENSOR_SCORES + buffer.index * SCORE_COLUMNS, shared.scores_free[buffer.index], state, y);
+      // A select, never a product: what a stale token's NaN scale made of its scores goes no further.
+      if (token >= live) {
+#pragma unroll
+        for (u32 head = 0; head < HEADS; ++head) {
+          y[head] = minus_infinity();
+        }
+      }
+      const bool first = i == 0;
+      if (ptx::barrier_cta_red_or(SOFTMAX_BARRIER, ROLE_THREADS, first || largest(y) > ORIGIN_MARGIN)) {
+        move_origins(shared, warp, lane, output, first, previous, state, y);
+      }
+#pragma unroll
+      for (u32 head = 0; head < HEADS; ++head) {
+        y[head] = ptx::ex2_approx_ftz_f32(y[head]);
+      }
+#pragma unroll
+      for (u32 pair = 0; pair < HEADS / 2; ++pair) {
+        state.sum[pair] = ptx::add_f32x2(state.sum[pair], ptx::pack_f32x2(y[2 * pair], y[2 * pair + 1]));
+      }
+      wait(shared.output_done[buffer.index], buffer.parity ^ 1);
+      store_weights(shared.weights[buffer.index], token, y);
+      ptx::fence_proxy_async_shared_cta();
+      arrive_warp(shared.weights_full[buffer.index]);
+      previous = buffer;
+    }
+    arrive_warp(shared.selection_free[slot.index]);
+    publish_sums(shared, warp, lane, item_buffer.index, count, state);
+  }
+}
+
+}  // namespace blackwell
