@@ -43,6 +43,22 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(SharedAddress address, 
   return done != 0;
 }
 
+// mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [address], parity;  PTX ISA 8.0, sm_90.
+// As above, but acquires at cluster scope: for data that other CTAs of the cluster stored.
+__device__ __forceinline__ bool mbarrier_try_wait_parity_cluster(SharedAddress address, u32 parity) {
+  u32 done;
+  asm volatile(
+    "{\n\t"
+    ".reg .pred done;\n\t"
+    "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%1], %2;\n\t"
+    "selp.u32 %0, 1, 0, done;\n\t"
+    "}"
+    : "=r"(done)
+    : "r"(address), "r"(parity)
+    : "memory");
+  return done != 0;
+}
+
 // Blocks until the phase of that parity has completed.
 __device__ __forceinline__ void mbarrier_wait_parity(SharedAddress address, u32 parity) {
   while (!mbarrier_try_wait_parity(address, parity)) {

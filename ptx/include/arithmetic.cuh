@@ -1,0 +1,43 @@
+// Arithmetic without a CUDA C++ operator: packed binary16, base-2 exponential and logarithm.
+#pragma once
+#include "types.cuh"
+
+namespace ptx {
+
+// mul.rn.f16x2 d, a, b;  PTX ISA 4.2, sm_53. Subnormals are kept.
+__device__ __forceinline__ u32 mul_rn_f16x2(u32 a, u32 b) {
+  u32 d;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+
+// ex2.approx.ftz.f32 d, a;  PTX ISA 1.4. Relative error below 2^-22; exact for integers, 0 for -inf, +inf for large a.
+__device__ __forceinline__ float ex2_approx_ftz_f32(float a) {
+  float d;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(a));
+  return d;
+}
+
+// lg2.approx.ftz.f32 d, a;  PTX ISA 1.4. Absolute error below 2^-22 near one, relative error below 2^-22 elsewhere.
+__device__ __forceinline__ float lg2_approx_ftz_f32(float a) {
+  float d;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(a));
+  return d;
+}
+
+// rcp.approx.ftz.f32 d, a;  PTX ISA 1.4. Relative error at most 2^-23; 1/0 is +inf.
+__device__ __forceinline__ float rcp_approx_ftz_f32(float a) {
+  float d;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(a));
+  return d;
+}
+
+// redux.sync.max.f32 d, a, 0xffffffff;  PTX ISA 8.6, sm_100a sm_103a sm_107a sm_110a.
+// The largest a of the warp, in every lane. NaN only where every lane has NaN.
+__device__ __forceinline__ float redux_sync_max_f32(float a) {
+  float d;
+  asm volatile("redux.sync.max.f32 %0, %1, 0xffffffff;" : "=f"(d) : "f"(a));
+  return d;
+}
+
+}  // namespace ptx
