@@ -36,3 +36,40 @@ def compile_case(case: Case, target: int):
     options = {"num_warps": case.warps, "num_stages": case.stages, "enable_fp_fusion": True}
     source = ASTSource(case.kernel, signature, constexprs=case.constants, attrs=divisible)
     return triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
+
+
+def arguments_of(case: Case, compiled, arguments: dict, target: int) -> list:
+    """Launch arguments in the order of the kernel's parameters: what the signature names, then the two scratch pointers."""
+    from msa_cudacore.ptx import emulator
+
+    passed = []
+    maps = iter(compiled.metadata.tensordesc_meta or ())
+    for name in inspect.signature(case.kernel.fn).parameters:
+        if name in case.constants:
+            continue
+        value = arguments[name]
+        if isinstance(value, HostMap):
+            described = next(maps)
+            passed.append(
+                emulator.TensorMap.from_array(value.array, tuple(described["block_size"]), swizzle=described["swizzle"])
+            )
+            passed += [np.int32(n) for n in value.array.shape]
+            passed += [np.int64(n // value.array.itemsize) for n in value.array.strides]
+        else:
+            passed.append(value)
+    scratch = compiled.metadata.global_scratch_size * int(np.prod(case.grid))
+    passed.append(np.zeros(scratch, np.uint8) if scratch else np.uint64(0))
+    passed.append(np.uint64(0))
+    return passed
+
+
+def launch(module, case: Case, compiled, arguments: dict, target: int, **schedule):
+    """Run it; arrays are written in place. Returns the emulator's report."""
+    return module.launch(
+        case.kernel.fn.__name__,
+        grid=case.grid,
+        block=(32 * compiled.metadata.num_warps,),
+        shared_bytes=compiled.metadata.shared,
+        args=arguments_of(case, compiled, arguments, target),
+        **schedule,
+    )

@@ -1,0 +1,53 @@
+"""Kernels that Triton compiles for three architectures give NumPy's answers in the emulator."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("triton", reason="triton is not installed")
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+sys.path.insert(0, str(Path(__file__).parent))
+
+import triton_harness  # noqa: E402
+from triton_cases import CASES, HostMap  # noqa: E402
+
+from msa_cudacore.ptx import emulator  # noqa: E402
+
+RUNS = [(case, target) for case in CASES for target in case.targets]
+
+
+@pytest.mark.parametrize(("case", "target"), RUNS, ids=[f"{c.name}-sm_{t}" for c, t in RUNS])
+def test_a_triton_kernel_gives_the_answer_of_numpy(case, target):
+    compiled = triton_harness.compile_case(case, target)
+    module = emulator.load(compiled.asm["ptx"])
+    arguments = case.build(np.random.default_rng())
+    copies = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in arguments.items()}
+    expected = case.expected(copies)
+    triton_harness.launch(module, case, compiled, arguments, target, schedule="random", seed=int.from_bytes(os.urandom(2)))
+    for name, (relative, absolute) in case.tolerance.items():
+        got = _output(arguments, name)
+        want = np.asarray(expected[name])
+        if relative == absolute == 0:
+            np.testing.assert_array_equal(got.astype(want.dtype), want, err_msg=name)
+        else:
+            np.testing.assert_allclose(got.astype(np.float64), want, relative, absolute, err_msg=name)
+    for name, value in arguments.items():
+        # Nothing but the outputs is written.
+        if isinstance(value, np.ndarray) and not any(o.startswith(name) for o in case.tolerance):
+            np.testing.assert_array_equal(value.view(np.uint8), copies[name].view(np.uint8), err_msg=name)
+
+
+def _output(arguments: dict, name: str) -> np.ndarray:
+    """`out_head` is the part of `out` that has an order-independent answer: its first eleven words."""
+    return arguments["out"][:11] if name == "out_head" else arguments[name]
+
+
+def test_at_least_twenty_kernels_for_each_of_three_targets():
+    kernels = {target: {c.kernel.fn.__name__ for c, t in RUNS if t == target} for target in (80, 90, 100)}
+    assert all(len(names) >= 20 for names in kernels.values()), {t: len(n) for t, n in kernels.items()}
+    assert any(isinstance(v, HostMap) for c in CASES for v in c.build(np.random.default_rng()).values())
