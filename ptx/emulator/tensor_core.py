@@ -13,8 +13,10 @@ https://arxiv.org/abs/2512.07004 .  The windows of ``mma.sync`` and ``wgmma`` on
 
 from __future__ import annotations
 
-import numba
+
 import numpy as np
+
+from .jit import compiled
 
 # Operand formats.  The numbers are private; descriptors.py maps the codes of the instruction descriptors to them.
 F16, BF16, TF32, E4M3, E5M2, E2M3, E3M2, E2M1, U8, S8 = range(10)
@@ -40,7 +42,7 @@ _LAYOUT = np.array(
 )
 
 
-@numba.njit(cache=True)
+@compiled
 def _decode(word, fmt):
     """(signed mantissa, raw exponent, class) of one operand; value = mantissa * 2**(raw - fraction bits)."""
     fraction_bits = _LAYOUT[fmt, 0]
@@ -71,7 +73,7 @@ def _decode(word, fmt):
     return (-mantissa if negative else mantissa), raw, _FINITE
 
 
-@numba.njit(cache=True)
+@compiled
 def _decode_scale(byte, scale_format):
     """(mantissa, value exponent, raw exponent, is NaN) of one scale byte; bit 7 of UE4M3 is not looked at."""
     if scale_format == UE8M0:
@@ -84,7 +86,7 @@ def _decode_scale(byte, scale_format):
     return mantissa, raw - 3, raw, bits == 0x7F
 
 
-@numba.njit(cache=True, inline="always")
+@compiled
 def _shift_toward_zero(value, left):
     """value * 2**left with the discarded magnitude bits dropped."""
     if value == 0:
@@ -95,7 +97,7 @@ def _shift_toward_zero(value, left):
     return -((-value) >> right) if value < 0 else value >> right
 
 
-@numba.njit(cache=True)
+@compiled
 def _bit_length(value):
     length = 0
     while value >= (1 << 16):
@@ -107,7 +109,7 @@ def _bit_length(value):
     return length
 
 
-@numba.njit(cache=True)
+@compiled
 def _to_f32_toward_zero(units, exponent):
     """The F32 word of units * 2**exponent, rounded toward zero; zero is +0 and overflow is infinity."""
     if units == 0:
@@ -126,7 +128,7 @@ def _to_f32_toward_zero(units, exponent):
     return sign | np.uint32(significand)
 
 
-@numba.njit(cache=True)
+@compiled
 def _to_f16_nearest_even(units, exponent):
     """The F16 word of units * 2**exponent, rounded to nearest even."""
     if units == 0:
@@ -156,14 +158,14 @@ def _to_f16_nearest_even(units, exponent):
     return sign | np.uint32(significand)
 
 
-@numba.njit(cache=True)
+@compiled
 def _round(units, exponent, d_format):
     if d_format == D_F16:
         return _to_f16_nearest_even(units, exponent)
     return _to_f32_toward_zero(units, exponent)
 
 
-@numba.njit(cache=True)
+@compiled
 def _special_word(kind, negative, d_format):
     if kind == _NAN:
         return np.uint32(0x7FFF) if d_format == D_F16 else np.uint32(0x7FFFFFFF)
@@ -172,7 +174,7 @@ def _special_word(kind, negative, d_format):
     return np.uint32(0xFF800000) if negative else np.uint32(0x7F800000)
 
 
-@numba.njit(cache=True)
+@compiled
 def _decode_c(word, d_format):
     """(signed mantissa, raw exponent, fraction bits, class) of the accumulator."""
     if d_format == D_F16:
@@ -193,7 +195,7 @@ def _decode_c(word, d_format):
     return (-mantissa if negative else mantissa), raw, 23, _FINITE
 
 
-@numba.njit(cache=True)
+@compiled
 def _resolve_specials(a_mantissa, a_kind, b_mantissa, b_kind, c_mantissa, c_kind, d_format):
     """The result word of a dot product that holds at least one NaN or infinity."""
     plus = c_kind == _INFINITE and c_mantissa > 0
@@ -215,7 +217,7 @@ def _resolve_specials(a_mantissa, a_kind, b_mantissa, b_kind, c_mantissa, c_kind
     return _special_word(_INFINITE, minus, d_format)
 
 
-@numba.njit(cache=True)
+@compiled
 def _decode_matrix(words, fmt, negate, scales, scaled):
     """Mantissas, raw exponents, classes of a [rows, K] matrix, and for each row whether a special is in it."""
     rows, depth = words.shape
@@ -240,7 +242,7 @@ def _decode_matrix(words, fmt, negate, scales, scaled):
     return mantissa, raw, kind, special
 
 
-@numba.njit(cache=True)
+@compiled
 def _add_products(a_mantissa, a_raw, b_mantissa, b_raw, top, spare, units):
     """Add the products of one row of A with all columns, each cut to its column's window; b_* are [K, N].
 
@@ -259,7 +261,7 @@ def _add_products(a_mantissa, a_raw, b_mantissa, b_raw, top, spare, units):
             units[column] += -magnitude if product < 0 else magnitude
 
 
-@numba.njit(cache=True)
+@compiled
 def _mma_window(a, b, c, a_format, b_format, negate_a, negate_b, scale_a, scale_b, scaled, d_format, window, step):
     rows, depth = a.shape
     columns = b.shape[0]
@@ -358,7 +360,7 @@ _E2M1_RAW = np.array([_NO_PRODUCT, 0, 0, 0, 1, 1, 2, 2] * 2, np.int16)
 _SUBNORMAL_GROUP_FLOOR = -174
 
 
-@numba.njit(cache=True)
+@compiled
 def _expand_e2m1(codes, negate):
     rows, depth = codes.shape
     halves = np.empty((rows, depth), np.int16)
@@ -371,7 +373,7 @@ def _expand_e2m1(codes, negate):
     return halves, raw
 
 
-@numba.njit(cache=True)
+@compiled
 def _expand_scales(scales, scale_format):
     rows, blocks = scales.shape
     mantissa = np.empty((rows, blocks), np.int64)
@@ -388,7 +390,7 @@ def _expand_scales(scales, scale_format):
     return mantissa, exponent, raw, spoiled
 
 
-@numba.njit(cache=True)
+@compiled
 def _group_products(a_halves, a_raw, bt_halves, bt_raw, sums, tops):
     """For one row: the exact sum (in quarters) of each K=4 group, and the largest raw exponent of each K=16 group."""
     depth, columns = bt_halves.shape
@@ -405,7 +407,7 @@ def _group_products(a_halves, a_raw, bt_halves, bt_raw, sums, tops):
             group_top[column] = max(group_top[column], np.int16(raw + raws[column]))
 
 
-@numba.njit(cache=True)
+@compiled
 def _fp4_element(c_word, sums, tops, mantissas, exponents, scale_raws, scale_format, units16):
     """One output word of an FP4 product.
 
@@ -459,7 +461,7 @@ def _fp4_element(c_word, sums, tops, mantissas, exponents, scale_raws, scale_for
     return word
 
 
-@numba.njit(cache=True)
+@compiled
 def _mma_fp4(a, b, c, scale_a, scale_b, scale_format, negate_a, negate_b, out):
     rows, depth = a.shape
     columns = b.shape[0]
@@ -522,7 +524,7 @@ def mma_fp4(a, b, c, scale_a, scale_b, scale_format, *, negate_a=False, negate_b
     return out
 
 
-@numba.njit(cache=True)
+@compiled
 def _mma_integer(a, b, c, saturate, out):
     rows, depth = a.shape
     for row in range(rows):

@@ -1,8 +1,12 @@
 """Tensor maps: the checks of cuTensorMapEncodeTiled, the 128 bytes a kernel sees, and what a box copy touches.
 
 Rules: CUDA driver API, ``cuTensorMapEncodeTiled``.  The 128-byte object is opaque by contract.  The bytes written here
-put every field that ``tensormap.replace`` can change where ptxas puts it (so the instruction works on them), and a
-tag in the rest, so that bytes of any other origin are refused instead of misread.
+put every field that ``tensormap.replace`` can change where ptxas puts it (so the instruction works on them; maps
+encoded by the driver on an H200 have the same bytes there), and a tag in the rest, so that bytes of any other origin
+are refused instead of misread.
+
+Images, fill words, the pitch under a swizzle wider than the box, and the two coordinate rules were compared with an
+H200 (tests/emulator/data/h200_tensor_copies.json).
 """
 
 from __future__ import annotations
@@ -114,9 +118,14 @@ class TileMap:
         return self.box[0] * self.element_bits // 8
 
     @property
-    def pitch(self):
-        """Shared-memory bytes from one inner row of the box to the next."""
+    def inner_bytes(self):
+        """Shared-memory bytes of one inner row of the box."""
         return self.box[0] if self.padded else self.row_bytes
+
+    @property
+    def pitch(self):
+        """Shared-memory bytes from one inner row of the box to the next: at least the width of the swizzle."""
+        return max(self.inner_bytes, SWIZZLES[self.swizzle][2] or 0)
 
     @property
     def transaction_bytes(self):
@@ -268,8 +277,8 @@ def _check_fields(f):
     expect(f.box[0] * f.element_bits % 128 == 0, "box_dim[0]", f.box[0],
            f"the inner box must be a multiple of 16 bytes, not {f.box[0] * f.element_bits / 8:g}")
     widest = SWIZZLES[f.swizzle][2]
-    expect(widest is None or f.pitch <= widest, "box_dim[0]", f.box[0],
-           f"swizzle {SWIZZLES[f.swizzle][0]} takes an inner box of at most {widest} bytes, not {f.pitch}")
+    expect(widest is None or f.inner_bytes <= widest, "box_dim[0]", f.box[0],
+           f"swizzle {SWIZZLES[f.swizzle][0]} takes an inner box of at most {widest} bytes, not {f.inner_bytes}")
     expect(not f.nan_fill or name.startswith(("float", "bfloat", "tfloat")), "oob_fill", "nan_request_zero_fma",
            f"it needs a floating-point type, not {name}")
 
@@ -278,8 +287,8 @@ def _check_fields(f):
 class Box:
     """What one copy touches.
 
-    ``addresses`` (int64 [rows]) are the global addresses of the bytes [low, high) of each inner row that lie inside
-    the tensor; ``rows`` (int64) their places in the box; ``total`` counts all rows of the box.
+    ``addresses`` (int64 [rows]) are the global addresses of the bytes [low, high) of each inner row that are read or
+    written; ``rows`` (int64) their places in the box; ``total`` counts all rows of the box.
     """
 
     addresses: np.ndarray
@@ -289,10 +298,17 @@ class Box:
     high: int
 
 
-def box_at(tile, coordinates):
-    """The Box of a tiled copy at signed coordinates, innermost first."""
+def box_at(tile, coordinates, *, store=False):
+    """The Box of a tiled copy at signed coordinates, innermost first.
+
+    Raises:
+        TensorMapError: wrong number of coordinates; an inner coordinate that is no multiple of 16 bytes; a negative
+            coordinate of a store.  An H200 answers the last two with an illegal-instruction error.
+    """
     if len(coordinates) != tile.rank:
         raise TensorMapError(f"{len(coordinates)} coordinates for a tensor map of rank {tile.rank}")
+    if store and min(coordinates) < 0:
+        raise TensorMapError(f"coordinates {tuple(coordinates)}: a store or reduction takes no negative ones")
     counts = tile.counts
     total = int(np.prod(counts[1:], dtype=np.int64))
     address = np.zeros(total, np.int64)
@@ -304,26 +320,34 @@ def box_at(tile, coordinates):
         repeat *= counts[i]
         inside &= (index >= 0) & (index < tile.dims[i])
         address += index * tile.strides[i - 1]
-    return _clip(tile, int(coordinates[0]), address, inside)
+    return _clip(tile, int(coordinates[0]), address, inside, store)
 
 
-def box_gather4(tile, column, rows):
+def box_gather4(tile, column, rows, *, store=False):
     """The Box of a tile::gather4 or scatter4 copy: four rows of a 2-D tensor from one column."""
     if tile.rank != 2 or tile.box[1] != 1:
         raise TensorMapError(f"gather4/scatter4 through a map of rank {tile.rank} and box {tile.box}: it needs rank 2 "
                              "and box_dim[1] = 1")
     rows = np.asarray(rows, np.int64)
-    return _clip(tile, int(column), rows * tile.strides[0], (rows >= 0) & (rows < tile.dims[1]))
+    if store and min(column, *rows) < 0:
+        raise TensorMapError(f"coordinates {(column, *rows)}: a store takes no negative ones")
+    return _clip(tile, int(column), rows * tile.strides[0], (rows >= 0) & (rows < tile.dims[1]), store)
 
 
-def _clip(tile, first, address, inside):
+def _clip(tile, first, address, inside, store):
     if (tile.padded or tile.data_type == U4_ALIGN8) and first % (128 if tile.padded else 2):
         raise TensorMapError(f"coordinate 0 is {first}: {DATA_TYPES[tile.data_type][0]} needs a multiple of "
                              f"{128 if tile.padded else 2}")
+    bits = tile.element_bits
+    if first * bits % 128:
+        raise TensorMapError(f"coordinate 0 is {first}, byte {first * bits / 8:g} of its row: it must be a multiple of "
+                             "16 bytes")
     low = min(max(-first, 0), tile.box[0])
     high = max(min(tile.dims[0] - first, tile.box[0]), low)
-    bits = tile.element_bits
     low, high = low * bits // 8, high * bits // 8
+    if store:
+        # An H200 drops what lies past the end of a row in whole 16-byte units, so it may write into the padding.
+        high = -(-high // 16) * 16
     if low == high:
         inside = np.zeros_like(inside)
     rows = np.flatnonzero(inside)
@@ -338,35 +362,34 @@ def load_image(tile, box, data, pad_byte=0xA5):
         pad_byte: content of the padding of the padded types, which the hardware leaves undefined.
 
     Returns:
-        uint8 [total rows, pitch], before the swizzle.
+        uint8 [total rows, inner_bytes], before the swizzle.
     """
     image = np.zeros((box.total, tile.row_bytes), np.uint8)
     if tile.nan_fill:
-        width = tile.element_bits // 8
-        word = {16: 0x7FFF, 32: 0x7FFFFFFF, 64: 0x7FFFFFFFFFFFFFFF}[tile.element_bits]
-        image[:] = np.resize(np.frombuffer(word.to_bytes(width, "little"), np.uint8), tile.row_bytes)
+        # The word an H200 writes for every type: 0x7FF7, and 0x7FF77FF7 where elements have 32 bits.
+        image.view(np.uint16)[:] = 0x7FF7
     image[box.rows, box.low:box.high] = data
     if not tile.padded:
         return image
     used = 2 * tile.element_bits
-    padded = np.full((box.total, tile.pitch // 16, 16), pad_byte, np.uint8)
+    padded = np.full((box.total, tile.inner_bytes // 16, 16), pad_byte, np.uint8)
     padded[:, :, :used] = image.reshape(box.total, -1, used)
-    return padded.reshape(box.total, tile.pitch)
+    return padded.reshape(box.total, tile.inner_bytes)
 
 
 def store_rows(tile, box, image):
-    """The bytes of uint8 [total rows, pitch] (unswizzled) that a store writes to ``box.addresses``."""
+    """The bytes of uint8 [total rows, inner_bytes] (unswizzled) that a store writes to ``box.addresses``."""
     if tile.padded:
         image = image.reshape(box.total, -1, 16)[:, :, :2 * tile.element_bits].reshape(box.total, tile.row_bytes)
     return image[box.rows, box.low:box.high]
 
 
 def unit_addresses(tile, rows, destination):
-    """Shared-memory addresses of each 16-byte unit of the image: int64 [rows, pitch / 16]."""
+    """Shared-memory addresses of each 16-byte unit of the image: int64 [rows, inner_bytes / 16]."""
     if destination % 128:
         raise TensorMapError(f"shared-memory address {destination:#x}: tensor copies need a multiple of 128")
     linear = (np.arange(rows, dtype=np.int64)[:, None] * tile.pitch
-              + 16 * np.arange(tile.pitch // 16, dtype=np.int64)[None, :])
+              + 16 * np.arange(tile.inner_bytes // 16, dtype=np.int64)[None, :])
     return swizzle(destination + linear, SWIZZLES[tile.swizzle][1])
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,9 +26,55 @@ def load(tile, array, coordinates, destination=0):
     box = tmap.box_at(tile, coordinates)
     units = tmap.load_image(tile, box, read(array, box)).reshape(box.total, -1, 16)
     addresses = tmap.unit_addresses(tile, box.total, destination)
-    shared = np.full(destination + box.total * tile.pitch + 1024, 0xEE, np.uint8)
+    shared = np.full(max(destination + box.total * tile.pitch + 1024, 8192), 0xEE, np.uint8)
     shared[addresses[..., None] + np.arange(16)] = tmap.flip_halves(tile, addresses, units)
     return shared
+
+
+COPIES = json.loads((Path(__file__).parent / "data" / "h200_tensor_copies.json").read_text())["copies"]
+
+
+def recorded_map(copy):
+    names = ("global_dim", "global_strides", "box_dim", "element_strides")
+    return tmap.TensorMap(copy["data_type"], len(copy["global_dim"]), np.zeros(1, np.uint8),
+                          *(copy[n] for n in names), swizzle=copy["swizzle"], oob_fill=copy["oob_fill"],
+                          l2_promotion=copy["l2_promotion"])
+
+
+def test_the_fields_lie_where_the_driver_puts_them():
+    for copy in COPIES:
+        words = np.frombuffer(recorded_map(copy).encode(BASE), np.uint32)[2:15]
+        assert words.tolist() == copy["words"], copy
+
+
+def test_loads_agree_with_an_h200():
+    i = np.arange(1 << 20, dtype=np.uint64)
+    source = ((i * np.uint64(2654435761) >> np.uint64(13) ^ i >> np.uint64(7)) & np.uint64(255)).astype(np.uint8)
+    for copy in COPIES:
+        if not copy["store"]:
+            tile = tmap.decode(recorded_map(copy).encode(BASE))
+            shared = load(tile, source, copy["coordinates"], copy["destination"])[:8192]
+            assert hashlib.sha256(shared.tobytes()).hexdigest()[:16] == copy["digest"], copy
+
+
+def test_stores_agree_with_an_h200():
+    i = np.arange(32768)
+    shared = (i * 7 + (i >> 8) & 255).astype(np.uint8)
+    for copy in COPIES:
+        if not copy["store"]:
+            continue
+        tile = tmap.decode(recorded_map(copy).encode(BASE))
+        if copy["digest"] is None:
+            with pytest.raises(tmap.TensorMapError, match="negative"):
+                tmap.box_at(tile, copy["coordinates"], store=True)
+            continue
+        box = tmap.box_at(tile, copy["coordinates"], store=True)
+        addresses = tmap.unit_addresses(tile, box.total, copy["destination"])
+        image = shared[addresses[..., None] + np.arange(16)].reshape(box.total, -1)
+        written = np.full(65536, 0x55, np.uint8)
+        for address, row in zip(box.addresses - BASE, tmap.store_rows(tile, box, image)):
+            written[address:address + row.size] = row
+        assert hashlib.sha256(written.tobytes()).hexdigest()[:16] == copy["digest"], copy
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3, 4, 5])
@@ -41,7 +90,7 @@ def test_every_element_of_a_box_arrives_and_the_outside_is_zero(rank):
             size = strides[-1] * d
         data = rng.integers(0, 256, size + 64).astype(np.uint8)
         tile = tmap.decode(tmap.TensorMap("uint16", rank, data, dims, strides, box, steps).encode(BASE))
-        at = tuple(int(c) for c in rng.integers(-6, 8, rank))
+        at = (int(rng.integers(-1, 3)) * 8, *(int(c) for c in rng.integers(-6, 8, rank - 1)))
         shared = load(tile, data, at)
         counts = [box[0]] + [-(-b // s) for b, s in zip(box[1:], steps[1:])]
         for place, index in enumerate(itertools.product(*(range(c) for c in reversed(counts)))):
@@ -117,10 +166,21 @@ def test_a_store_writes_what_a_load_read_and_skips_the_outside():
     rng = np.random.default_rng()
     data = rng.integers(0, 256, 20 * 48).astype(np.uint8)
     tile = tmap.decode(tmap.TensorMap("uint8", 2, data, (40, 20), (48,), (16, 8), swizzle="32B").encode(BASE))
-    box = tmap.box_at(tile, (-8, 16))
+    box = tmap.box_at(tile, (32, 16), store=True)
     image = tmap.load_image(tile, box, read(data, box))
     np.testing.assert_array_equal(tmap.store_rows(tile, box, image), read(data, box))
-    assert (box.low, box.high, len(box.rows), box.total) == (8, 16, 4, 8)
+    assert (box.low, box.high, len(box.rows), box.total) == (0, 8, 4, 8)
+
+
+def test_coordinates_that_hardware_refuses_are_refused():
+    data = np.zeros(20 * 48, np.uint8)
+    tile = tmap.decode(tmap.TensorMap("uint8", 2, data, (40, 20), (48,), (16, 8)).encode(BASE))
+    with pytest.raises(tmap.TensorMapError, match="16 bytes"):
+        tmap.box_at(tile, (8, 0))
+    with pytest.raises(tmap.TensorMapError, match="negative"):
+        tmap.box_at(tile, (0, -1), store=True)
+    with pytest.raises(tmap.TensorMapError, match="rank 2"):
+        tmap.box_at(tile, (0, 0, 0))
 
 
 def test_gather_reads_four_rows_from_one_column():
