@@ -33,10 +33,11 @@ from typing import Any
 
 import numpy as np
 
-from msa_cudacore.cases import BF16, E4M3, Case
+from msa_cudacore.cases import Case
 from msa_cudacore.nvfp4 import as_bytes
 from msa_cudacore.pool import CODE_BYTES, PAGE_SIZE, SCALE_BYTES, PoolViews, empty_pool, pool_views
 from msa_cudacore.reference import round_to_bf16
+from msa_cudacore.transfer import BF16, E4M3
 
 _PARTS = {"k": CODE_BYTES, "v": CODE_BYTES, "k_scale": SCALE_BYTES, "v_scale": SCALE_BYTES}
 _INTEGERS = ("q2k_indices", "page_table", "seqused_k")

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from msa_cudacore import reference
@@ -26,9 +25,8 @@ from msa_cudacore.pool import (
     page_bytes,
     pool_views,
 )
+from msa_cudacore.transfer import BF16, E4M3, move
 
-BF16 = np.dtype(ml_dtypes.bfloat16)
-E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 ARRAYS = ("q", "k", "v", "k_scale", "v_scale", "q2k_indices", "page_table", "seqused_k")
 LAYOUTS = ("planar", "interleaved", "separate", "head_major")
@@ -86,19 +84,14 @@ class Case:
         )
 
     def to(self, framework: str, device: Any = None, *, bf16_as_uint16: bool = False) -> Case:
-        """The same problem in another array library, which is imported here.
+        """The same problem in another array library: see :func:`msa_cudacore.transfer.move`.
 
-        ``framework`` is ``"numpy"``, ``"torch"`` (``device``: a torch device, default "cuda") or ``"cupy"`` (``device``: an
-        ordinal, default the current one). Strides, gaps, views that share an allocation and addresses modulo 16 are kept.
-        ``bf16_as_uint16`` hands q over as its bits. Raises ValueError for another name.
+        ``bf16_as_uint16`` hands q over as its bits.
         """
-        carriers = {"numpy": _NumpyCarrier, "torch": _TorchCarrier, "cupy": _CupyCarrier}
-        if framework not in carriers:
-            raise ValueError(f"framework: one of {', '.join(carriers)} is needed, got {framework!r}")
-        carrier = carriers[framework](device)
-        source = replace(self, q=self.q.view(np.uint16)) if bf16_as_uint16 else self
-        moved: dict[int, Any] = {}
-        return replace(source, **{name: _carry(getattr(source, name), carrier, moved) for name in ARRAYS})
+        arrays = {name: getattr(self, name) for name in ARRAYS}
+        if bf16_as_uint16:
+            arrays["q"] = arrays["q"].view(np.uint16)
+        return replace(self, **move(arrays, framework, device))
 
     def save(self, path: Any) -> None:
         """Write the problem as npz; see :func:`msa_cudacore.case_file.save`."""
@@ -112,20 +105,6 @@ class Case:
         from msa_cudacore import case_file
 
         return case_file.load(path)
-
-
-def to_numpy(array: Any) -> np.ndarray:
-    """A NumPy copy of a NumPy, torch or CuPy array; bfloat16 and float8 keep their types (``ml_dtypes``)."""
-    kind = type(array).__module__.partition(".")[0]
-    if kind == "cupy":
-        return array.get()
-    if kind != "torch":
-        return np.array(array)
-    import torch
-
-    typed = {torch.bfloat16: (torch.uint16, BF16), torch.float8_e4m3fn: (torch.uint8, E4M3)}.get(array.dtype)
-    host = array.detach().cpu()
-    return host.view(typed[0]).numpy().view(typed[1]).copy() if typed else host.numpy().copy()
 
 
 def random_case(
@@ -372,68 +351,3 @@ def _spread(rng: np.random.Generator, name: str, array: np.ndarray) -> np.ndarra
     place = tuple(slice(2, 2 + n) if i == axis else slice(None) for i, n in enumerate(array.shape))
     wide[place] = array
     return wide[place]
-
-
-def _carry(array: np.ndarray, carrier: Any, moved: dict[int, Any]) -> Any:
-    """Move the allocation behind ``array`` once, and view it there as ``array`` views it here."""
-    root = array
-    while isinstance(root.base, np.ndarray):
-        root = root.base
-    if not root.flags.c_contiguous:
-        root = array = np.ascontiguousarray(array)
-    phase = root.ctypes.data % 16
-    if id(root) not in moved:
-        # The root is kept beside its copy so that its id stays taken.
-        moved[id(root)] = root, carrier.upload(root.reshape(-1).view(np.uint8), phase)
-    return carrier.view(moved[id(root)][1], phase + array.ctypes.data - root.ctypes.data, array)
-
-
-class _NumpyCarrier:
-    def __init__(self, device: Any) -> None:
-        if device is not None:
-            raise ValueError(f"device: NumPy arrays have none, got {device!r}")
-
-    def upload(self, data: np.ndarray, phase: int) -> np.ndarray:
-        copy = aligned_bytes((phase + data.size,))
-        copy[phase:] = data
-        return copy
-
-    def view(self, base: np.ndarray, offset: int, like: np.ndarray) -> np.ndarray:
-        return np.ndarray(like.shape, like.dtype, base, offset, like.strides)
-
-
-class _TorchCarrier:
-    def __init__(self, device: Any) -> None:
-        import torch
-
-        self.torch = torch
-        self.device = torch.device("cuda" if device is None else device)
-
-    def upload(self, data: np.ndarray, phase: int) -> Any:
-        # A multiple of 8 bytes can be viewed as any element type.
-        base = self.torch.empty(-(-(phase + data.size) // 8) * 8, dtype=self.torch.uint8, device=self.device)
-        base[phase : phase + data.size].copy_(self.torch.from_numpy(data if data.flags.writeable else data.copy()))
-        return base
-
-    def view(self, base: Any, offset: int, like: np.ndarray) -> Any:
-        typed = base.view(getattr(self.torch, like.dtype.name))
-        strides = [stride // like.itemsize for stride in like.strides]
-        return typed.as_strided(like.shape, strides, offset // like.itemsize)
-
-
-class _CupyCarrier:
-    def __init__(self, device: Any) -> None:
-        import cupy
-
-        self.cupy = cupy
-        self.device = cupy.cuda.Device(device)
-
-    def upload(self, data: np.ndarray, phase: int) -> Any:
-        with self.device:
-            base = self.cupy.empty(phase + data.size, self.cupy.uint8)
-            base[phase:].set(data)
-        return base
-
-    def view(self, base: Any, offset: int, like: np.ndarray) -> Any:
-        with self.device:
-            return self.cupy.ndarray(like.shape, like.dtype, base.data + offset, strides=like.strides)

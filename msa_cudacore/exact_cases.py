@@ -11,9 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from msa_cudacore.cases import BF16, INT32_MAX, INT32_MIN, Case
+from msa_cudacore.cases import INT32_MAX, INT32_MIN, Case
 from msa_cudacore.nvfp4 import E4M3_NAN, swizzle_v_scales
 from msa_cudacore.pool import HEAD_DIM, PAGE_SIZE, SCALE_BYTES, aligned_bytes, empty_pool, page_bytes, pool_views
+from msa_cudacore.transfer import BF16
 
 ONES = 0x22
 """Two E2M1 codes of 1.0."""

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from msa_cudacore import prepare_msa_nvfp4_sparse_decode
-from msa_cudacore.cases import BF16, Case, to_numpy
+from msa_cudacore.cases import Case
 from msa_cudacore.reference import Report, compare
+from msa_cudacore.transfer import BF16, to_numpy
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from msa_cudacore.cases import E4M3, LAYOUTS, Case, random_case
+from msa_cudacore.cases import LAYOUTS, Case, random_case
 from msa_cudacore.exact_cases import exact_cases, expect, fixture, odd_stride_cases
 from msa_cudacore.reference import compare, round_to_bf16
+from msa_cudacore.transfer import E4M3
 
 EXACT = {case.name: case for case in exact_cases() + odd_stride_cases()}
 
@@ -319,7 +320,7 @@ def test_outputs_of_the_caller_are_used(target, rng):
     wide_lse = runner.lse
     out = target.results(runner)[0]
     assert compare(out, target.results(runner)[1], *case.exact())
-    from msa_cudacore.cases import BF16, to_numpy
+    from msa_cudacore.transfer import BF16, to_numpy
 
     everything = to_numpy(wide_out)
     everything = (everything.view(BF16) if everything.dtype == np.uint16 else everything).astype(float)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msa_cudacore.cases import BF16, Case, random_case
+from msa_cudacore.cases import Case, random_case
 from msa_cudacore.exact_cases import exact_cases, fixture, odd_stride_cases
 from msa_cudacore.reference import compare, relative_error, round_to_bf16, rounding_floor
 
@@ -192,7 +192,7 @@ def test_round_to_bf16_is_one_rounding(value):
 
 def test_round_to_bf16_avoids_the_double_rounding_of_a_cast():
     value = 1 + 2.0**-8 + 2.0**-40  # just above a tie; float32 drops the last term and the tie then goes to even
-    assert float(np.float64(value).astype(BF16)) == 1.0
+    assert float(np.float64(value).astype(ml_dtypes.bfloat16)) == 1.0
     assert float(round_to_bf16(np.array(value))) == 1 + 2.0**-7
 
 

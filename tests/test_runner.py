@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 
 from msa_cudacore import msa_nvfp4_decode_workspace_size, prepare_msa_nvfp4_sparse_decode
-from msa_cudacore.cases import BF16, Case, random_case, to_numpy
+from msa_cudacore.cases import Case, random_case
 from msa_cudacore.exact_cases import exact_cases, fixture
 from msa_cudacore.pool import page_bytes, pool_views
 from msa_cudacore.reference import compare
+from msa_cudacore.transfer import BF16, to_numpy
 
 ARRAYS = ("q", "k", "v", "k_scale", "v_scale", "q2k_indices", "page_table", "seqused_k")
 SPLITS = (1, 2, 4, 8)
@@ -74,8 +75,9 @@ FIRST_LAUNCH = """
 import sys
 import numpy as np
 from msa_cudacore import prepare_msa_nvfp4_sparse_decode as prepare
-from msa_cudacore.cases import random_case, to_numpy
+from msa_cudacore.cases import random_case
 from msa_cudacore.reference import compare
+from msa_cudacore.transfer import to_numpy
 
 route, splits = sys.argv[1], int(sys.argv[2])
 case = random_case(np.random.default_rng(), group=16, num_kv_heads=4, seqlen_q=1, topk=16, lengths=np.array([2000, 0, 300]))
