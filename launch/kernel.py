@@ -51,11 +51,16 @@ def load(source: str, arch: str, entry: str, *, name: str, ordinal: int, geometr
 
     with _lock, device_module.current(ordinal):
         kernel = _object_code(source, arch, name).get_kernel(entry)
-        attributes = kernel.attributes[ordinal]
-        if geometry.shared_bytes > 48 * 1024 and attributes.max_dynamic_shared_size_bytes < geometry.shared_bytes:
-            attributes.max_dynamic_shared_size_bytes = geometry.shared_bytes
+        wanted = {}
+        if geometry.shared_bytes > 48 * 1024:
+            wanted[driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES] = geometry.shared_bytes
         if geometry.cluster > 8:
-            attributes.non_portable_cluster_size_allowed = True
+            wanted[driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED] = 1
+        # Attributes of cuda.core's kernels are read-only in 1.2.
+        for attribute, value in wanted.items():
+            (status,) = driver.cuKernelSetAttribute(attribute, value, kernel.handle, ordinal)
+            if status != driver.CUresult.CUDA_SUCCESS:
+                raise RuntimeError(f"{name}: {entry} cannot have {attribute.name} = {value} on cuda:{ordinal}: {status.name}")
         status, _ = driver.cuKernelGetFunction(kernel.handle)
         if status != driver.CUresult.CUDA_SUCCESS:
             raise RuntimeError(f"{name}: {entry} cannot be loaded on cuda:{ordinal}: {status.name}")
