@@ -1,9 +1,10 @@
 // The Blackwell program's plan: sizes, shared memory, tensor memory, operand descriptors, barriers, and which CTA does what.
 //
-// The host puts three constants in front of this text:
-//   SPLITS       CTAs of a cluster, which share the pages of a split item: 1, 2, 4 or 8
-//   STAGES       pages in flight
-//   SHORT_TABLE  the whole page-table row (at most 32 entries) is fetched together with the ids
+// The host puts these constants in front of this text:
+//   SPLITS                CTAs of a cluster, which share the pages of a split item: 1, 2, 4 or 8
+//   STAGES                pages in flight
+//   SHORT_TABLE           the whole page-table row (at most 32 entries) is fetched together with the ids
+//   DYNAMIC_SHARED_BYTES  shared memory that the launch asks for
 #pragma once
 #include "barrier.cuh"
 #include "cluster.cuh"
@@ -123,8 +124,8 @@ struct Shared {
   u64 merge_full;
   u32 tensor_base;
 };
-constexpr u32 SHARED_BYTES = sizeof(Shared);
-static_assert(SHARED_BYTES <= 227 * 1024, "the most that a CTA can have on compute capability 10.x");
+static_assert(sizeof(Shared) <= DYNAMIC_SHARED_BYTES, "the host asks for too little shared memory");
+static_assert(DYNAMIC_SHARED_BYTES <= 227 * 1024, "the most that a CTA can have on compute capability 10.x");
 
 __device__ __forceinline__ void initialise_barriers(Shared& shared) {
   const auto initialise = [](u64& barrier, u32 arrivals) { ptx::mbarrier_init(ptx::shared_address(&barrier), arrivals); };

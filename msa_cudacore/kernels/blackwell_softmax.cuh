@@ -54,6 +54,22 @@ __device__ __forceinline__ float largest(const float (&y)[HEADS]) {
   return top;
 }
 
+// Reduces each of 16 values over the lanes: lane l ends up with value l / 2. Each step halves the values a lane carries.
+template <class Operation>
+__device__ __forceinline__ float reduce_over_lanes(float (&values)[HEADS], u32 lane, Operation combine) {
+#pragma unroll
+  for (u32 width = HEADS / 2; width >= 1; width /= 2) {
+    const bool upper = lane & 2 * width;
+#pragma unroll
+    for (u32 i = 0; i < width; ++i) {
+      const float sent = upper ? values[i] : values[i + width];
+      const float kept = upper ? values[i + width] : values[i];
+      values[i] = combine(kept, __shfl_xor_sync(~0u, sent, 2 * width));
+    }
+  }
+  return combine(values[0], __shfl_xor_sync(~0u, values[0], 1));
+}
+
 // The accumulator of the item, in this warp's quarter, times `factor` of its column's head.
 __device__ __forceinline__ void rescale_output(u32 output, const float (&factor)[HEADS]) {
   u32 values[HEADS];
@@ -73,21 +89,20 @@ __device__ __forceinline__ void rescale_output(u32 output, const float (&factor)
 __device__ __forceinline__ void move_origins(
     Shared& shared, u32 warp, u32 lane, u32 output, bool first, const Ring<BUFFERS>& previous, SoftmaxState& state,
     float (&y)[HEADS]) {
-  float top = minus_infinity();
+  float values[HEADS];
 #pragma unroll
   for (u32 head = 0; head < HEADS; ++head) {
-    const float top_of_head = ptx::redux_sync_max_f32(y[head]);
-    top = lane == head ? top_of_head : top;
+    values[head] = y[head];
   }
-  if (lane < HEADS) {
-    shared.exchange[warp][lane] = top;
+  const float top_of_warp = reduce_over_lanes(values, lane, [](float a, float b) { return fmaxf(a, b); });
+  if (lane % 2 == 0) {
+    shared.exchange[warp][lane / 2] = top_of_warp;
   }
   ptx::barrier_cta_sync(SOFTMAX_BARRIER, ROLE_THREADS);
-  if (lane < HEADS) {
+  float top = shared.exchange[0][lane % HEADS];
 #pragma unroll
-    for (u32 other = 0; other < ROLE_WARPS; ++other) {
-      top = fmaxf(top, shared.exchange[other][lane]);
-    }
+  for (u32 other = 1; other < ROLE_WARPS; ++other) {
+    top = fmaxf(top, shared.exchange[other][lane % HEADS]);
   }
   const float shift = first ? top : fmaxf(top, 0.0f);
   float factor[HEADS];
@@ -109,21 +124,6 @@ __device__ __forceinline__ void move_origins(
     ptx::tcgen05_fence_after_thread_sync();
     rescale_output(output, factor);
   }
-}
-
-// Sum over the lanes of each of 16 values: lane l ends up with value l / 2. Each step halves the values a lane carries.
-__device__ __forceinline__ float sum_over_lanes(float (&values)[HEADS], u32 lane) {
-#pragma unroll
-  for (u32 width = HEADS / 2; width >= 1; width /= 2) {
-    const bool upper = lane & 2 * width;
-#pragma unroll
-    for (u32 i = 0; i < width; ++i) {
-      const float sent = upper ? values[i] : values[i + width];
-      const float kept = upper ? values[i + width] : values[i];
-      values[i] = kept + __shfl_xor_sync(~0u, sent, 2 * width);
-    }
-  }
-  return values[0] + __shfl_xor_sync(~0u, values[0], 1);
 }
 
 // Row `token` of P^T: 32 bytes, whose two halves swap places in every second group of four rows (32B swizzle).
@@ -151,7 +151,7 @@ __device__ __forceinline__ void publish_sums(
     ptx::unpack_f32x2(state.sum[pair], sums[2 * pair], sums[2 * pair + 1]);
     ptx::unpack_f32x2(state.minus_origin[pair], minus_origin[2 * pair], minus_origin[2 * pair + 1]);
   }
-  const float total = sum_over_lanes(sums, lane);
+  const float total = reduce_over_lanes(sums, lane, [](float a, float b) { return a + b; });
   if (lane % 2 == 0) {
     shared.totals[item_buffer][warp][lane / 2] = total;
   }

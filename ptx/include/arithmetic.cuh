@@ -32,12 +32,4 @@ __device__ __forceinline__ float rcp_approx_ftz_f32(float a) {
   return d;
 }
 
-// redux.sync.max.f32 d, a, 0xffffffff;  PTX ISA 8.6, sm_100a sm_103a sm_107a sm_110a.
-// The largest a of the warp, in every lane. NaN only where every lane has NaN.
-__device__ __forceinline__ float redux_sync_max_f32(float a) {
-  float d;
-  asm volatile("redux.sync.max.f32 %0, %1, 0xffffffff;" : "=f"(d) : "f"(a));
-  return d;
-}
-
 }  // namespace ptx

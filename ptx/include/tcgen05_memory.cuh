@@ -54,15 +54,19 @@ __device__ __forceinline__ void tcgen05_wait_st() { asm volatile("tcgen05.wait::
 
 // tcgen05.wait::ld.sync.aligned;
 // PTX ISA 8.6, sm_100a sm_103a sm_107a sm_110a.
-// Waits for all earlier tcgen05.ld of the thread, among them the one that fills r: the empty statements keep the compiler
-// from moving a use of r up across the wait.
-template <u32 N>
-__device__ __forceinline__ void tcgen05_wait_ld(u32 (&r)[N]) {
+// Waits for all earlier tcgen05.ld of the thread, among them those that fill the arrays: the empty statements keep the
+// compiler from moving a use of an element up across the wait.
+// example: u32 r[2] = {word, word}; tcgen05_wait_ld(r); sink[0] = r[0] + r[1];
+template <u32... N>
+__device__ __forceinline__ void tcgen05_wait_ld(u32 (&... r)[N]) {
   asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory");
+  const auto pin = [](auto& registers) {
 #pragma unroll
-  for (u32 i = 0; i < N; ++i) {
-    asm volatile("" : "+r"(r[i]));
-  }
+    for (u32& element : registers) {
+      asm volatile("" : "+r"(element));
+    }
+  };
+  (pin(r), ...);
 }
 
 // tcgen05.ld.sync.aligned.32x32b.x16.b32 r, [address];
