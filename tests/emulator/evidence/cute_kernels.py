@@ -424,3 +424,149 @@ def scaled_matmul(a: cute.Tensor, b: cute.Tensor, scale_a: cute.Tensor, scale_b:
         mma, atom_a, map_a, atom_b, map_b, atom_sa, map_sa, atom_sb, map_sb, c, layout_a, layout_b, layout_sa, layout_sb,
         stage_bytes,
     ).launch(grid=grid, block=(192, 1, 1))
+
+
+# --- two CTAs, one MMA, multicast loads ------------------------------------------------------------------------------
+
+PAIR_TILE = (256, 64, 64)
+
+
+@cute.kernel
+def paired_matmul_kernel(
+    mma: cute.TiledMma,
+    atom_a: cute.CopyAtom,
+    a: cute.Tensor,
+    atom_b: cute.CopyAtom,
+    b: cute.Tensor,
+    c: cute.Tensor,
+    layout_a: cute.ComposedLayout,
+    layout_b: cute.ComposedLayout,
+    pair: cute.Layout,
+):
+    thread, _, _ = cute.arch.thread_idx()
+    warp_index = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+    leader = rank == 0
+    where = pair.get_flat_coord(rank)
+
+    @cute.struct
+    class Storage:
+        stages: cute.struct.MemRange[cutlass.Int64, STAGES * 2]
+        accumulator: cute.struct.MemRange[cutlass.Int64, 2]
+        freed: cutlass.Int64
+        tensor_memory: cutlass.Int32
+
+    memory = utils.SmemAllocator()
+    storage = memory.allocate(Storage)
+    sa = memory.allocate_tensor(cutlass.Float16, layout_a.outer, byte_alignment=1024, swizzle=layout_a.inner)
+    sb = memory.allocate_tensor(cutlass.Float16, layout_b.outer, byte_alignment=1024, swizzle=layout_b.inner)
+    # The leader's barrier counts the bytes that both CTAs receive.
+    stage_bytes = 2 * (
+        cute.size_in_bytes(cutlass.Float16, cute.select(layout_a, mode=[0, 1, 2]))
+        + cute.size_in_bytes(cutlass.Float16, cute.select(layout_b, mode=[0, 1, 2]))
+    )
+    one = pipeline.CooperativeGroup(pipeline.Agent.Thread)
+    loads, products = pipeline.PipelineTmaUmma.create(
+        num_stages=STAGES,
+        producer_group=one,
+        consumer_group=one,
+        tx_count=stage_bytes,
+        barrier_storage=storage.stages.data_ptr(),
+        cta_layout_vmnk=pair,
+    ).make_participants()
+    finished, epilogue = pipeline.PipelineUmmaAsync.create(
+        num_stages=1,
+        producer_group=one,
+        consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, 2 * EPILOGUE_THREADS),
+        barrier_storage=storage.accumulator.data_ptr(),
+        cta_layout_vmnk=pair,
+    ).make_participants()
+
+    part = mma.get_slice(rank)
+    ga = part.partition_A(cute.local_tile(a, (PAIR_TILE[0], PAIR_TILE[2]), (0, None)))
+    gb = part.partition_B(cute.local_tile(b, (PAIR_TILE[1], PAIR_TILE[2]), (0, None)))
+    gc = part.partition_C(cute.local_tile(c, (PAIR_TILE[0], PAIR_TILE[1]), (0, 0)))
+    alone = cute.make_layout(1)
+    sa_tma, ga_tma = cpasync.tma_partition(atom_a, where[2], alone, cute.group_modes(sa, 0, 3), cute.group_modes(ga, 0, 3))
+    sb_tma, gb_tma = cpasync.tma_partition(atom_b, where[1], alone, cute.group_modes(sb, 0, 3), cute.group_modes(gb, 0, 3))
+    ra = mma.make_fragment_A(sa)
+    rb = mma.make_fragment_B(sb)
+    shape = mma.make_fragment_C(mma.partition_shape_C(PAIR_TILE[:2]))
+    k_tiles = cute.size(ga, mode=[3])
+
+    meet = pipeline.NamedBarrier(barrier_id=1, num_threads=EPILOGUE_THREADS + 32)
+    tensor_memory = utils.TmemAllocator(
+        storage.tensor_memory.ptr,
+        barrier_for_retrieve=meet,
+        is_two_cta=True,
+        two_cta_tmem_dealloc_mbar_ptr=storage.freed.ptr,
+    )
+    # The peer signals `freed` from its own side: its initialisation must be known there first.
+    cute.arch.cluster_arrive()
+    cute.arch.cluster_wait()
+
+    if warp_index == TMA_WARP:
+        for k in cutlass.range(k_tiles):
+            slot = loads.acquire_and_advance()
+            cute.copy(atom_a, ga_tma[None, k], sa_tma[None, slot.index], tma_bar_ptr=slot.barrier)
+            cute.copy(atom_b, gb_tma[None, k], sb_tma[None, slot.index], tma_bar_ptr=slot.barrier)
+        loads.tail()
+    if warp_index == MMA_WARP:
+        tensor_memory.wait_for_alloc()
+        acc = cute.make_tensor(tensor_memory.retrieve_ptr(cutlass.Float32), shape.layout)
+        if leader:
+            turn = finished.acquire_and_advance()
+            for _ in cutlass.range(k_tiles):
+                slot = products.wait_and_advance()
+                for k in cutlass.range_constexpr(cute.size(ra, mode=[2])):
+                    cute.gemm(mma, acc, ra[None, None, k, slot.index], rb[None, None, k, slot.index], acc)
+                    mma.set(tcgen05.Field.ACCUMULATE, True)
+                slot.release()
+            turn.commit()
+            finished.tail()
+    if warp_index < MMA_WARP:
+        tensor_memory.allocate(64)
+        tensor_memory.wait_for_alloc()
+        tensor_memory.relinquish_alloc_permit()
+        pointer = tensor_memory.retrieve_ptr(cutlass.Float32)
+        acc = cute.make_tensor(pointer, shape.layout)
+        atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition.x32), cutlass.Float32)
+        halves = ((PAIR_TILE[0] // 2, PAIR_TILE[1] // 2),)
+        acc_parts = cute.zipped_divide(acc, halves)
+        load = tcgen05.make_tmem_copy(atom, acc_parts[None, 0])
+        source = load.get_slice(thread).partition_S(acc_parts)
+        target = load.get_slice(thread).partition_D(cute.zipped_divide(gc, halves))
+        values = cute.make_rmem_tensor(target[None, None, 0].shape, cutlass.Float32)
+        turn = epilogue.wait_and_advance()
+        for i in cutlass.range_constexpr(cute.size(source, mode=[2])):
+            cute.copy(load, source[None, None, i], values)
+            cute.autovec_copy(values, target[None, None, i])
+        cute.arch.fence_view_async_tmem_load()
+        turn.release()
+        cute.arch.barrier(barrier_id=2, number_of_threads=EPILOGUE_THREADS)
+        tensor_memory.free(pointer)
+
+
+@cute.jit
+def paired_matmul(a: cute.Tensor, b: cute.Tensor, c: cute.Tensor):
+    """As pipelined_matmul with cta_group::2: each CTA of a pair holds half of A and half of B."""
+    op = tcgen05.MmaF16BF16Op(
+        cutlass.Float16,
+        cutlass.Float32,
+        (PAIR_TILE[0], PAIR_TILE[1], 16),
+        tcgen05.CtaGroup.TWO,
+        tcgen05.OperandSource.SMEM,
+        tcgen05.OperandMajorMode.K,
+        tcgen05.OperandMajorMode.K,
+    )
+    mma = cute.make_tiled_mma(op)
+    layout_a = blackwell.make_smem_layout_a(mma, PAIR_TILE, cutlass.Float16, STAGES)
+    layout_b = blackwell.make_smem_layout_b(mma, PAIR_TILE, cutlass.Float16, STAGES)
+    pair = cute.tiled_divide(cute.make_layout((2, 1, 1)), (mma.thr_id,))
+    load = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.TWO)
+    one_a, one_b = cute.select(layout_a, mode=[0, 1, 2]), cute.select(layout_b, mode=[0, 1, 2])
+    atom_a, map_a = cute.nvgpu.make_tiled_tma_atom_A(load, a, one_a, PAIR_TILE, mma, pair.shape)
+    atom_b, map_b = cute.nvgpu.make_tiled_tma_atom_B(load, b, one_b, PAIR_TILE, mma, pair.shape)
+    paired_matmul_kernel(mma, atom_a, map_a, atom_b, map_b, c, layout_a, layout_b, pair).launch(
+        grid=(2, 1, 1), block=(192, 1, 1), cluster=(2, 1, 1)
+    )

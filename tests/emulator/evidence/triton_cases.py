@@ -322,10 +322,9 @@ def _matmul(rng, m, n, k, dtype, out, column_major):
 
 
 def _matmul_answer(a, column_major):
-    if a["a"].dtype == np.int8:
-        return dict(c=a["a"].astype(np.int64) @ a["b"].astype(np.int64))
-    b = f64(a["b"]).T if column_major else f64(a["b"])
-    return dict(c=f64(a["a"]) @ b)
+    wide = np.int64 if a["a"].dtype == np.int8 else np.float64
+    b = a["b"].T if column_major else a["b"]
+    return dict(c=a["a"].astype(wide) @ b.astype(wide))
 
 
 def matmul_case(name, dtype, tolerance, m=64, n=64, k=128, block_k=32, grid=(1, 1), out=np.float32, precision="ieee",
