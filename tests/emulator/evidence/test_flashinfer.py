@@ -20,7 +20,7 @@ from msa_cudacore import reference
 from msa_cudacore.cases import BF16, random_case
 from msa_cudacore.ptx import emulator, nvrtc
 
-pytestmark = pytest.mark.skipif(os.environ.get("MSA_PEER") != "1", reason="set MSA_PEER=1 to run FlashInfer's programs")
+pytestmark = [pytest.mark.peer, pytest.mark.skipif(os.environ.get("MSA_PEER") != "1", reason="set MSA_PEER=1 to run FlashInfer's programs")]
 
 PROGRAMS = {
     "one_split": ("964bc168196f68c6d253", 1),

@@ -15,7 +15,7 @@ from msa_cudacore.ptx import emulator, nvrtc, source
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
-from kernels import KERNELS, Kernel, Map  # noqa: E402
+from planted import KERNELS, Kernel, Map  # noqa: E402
 
 MUTATIONS = [(kernel, fault) for kernel in KERNELS for fault in kernel.faults]
 SCHEDULES = [("random", seed) for seed in range(5)] + [("eager", 0), ("late", 0)]
