@@ -18,7 +18,7 @@ __device__ __forceinline__ u32 cvt_rn_bf16x2_f32(float upper, float lower) {
   return d;
 }
 
-// cvt.rn.f16x2.e4m3x2 d, a;  PTX ISA 7.8 (sm_90), 8.1 (sm_89). Exact; the lower byte becomes the lower half.
+// cvt.rn.f16x2.e4m3x2 d, a;  PTX ISA 8.1, sm_89. Exact; the lower byte becomes the lower half.
 __device__ __forceinline__ u32 cvt_rn_f16x2_e4m3x2(u16 a) {
   u32 d;
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(d) : "h"(a));
