@@ -200,14 +200,14 @@ class TiledMap:
 
     def for_device(self) -> Any:
         """The tensor map as a kernel argument, encoded by the driver through `cuda.core`."""
-        from cuda.core import TensorMapSwizzle
+        from cuda.bindings.driver import CUtensorMapSwizzle
         from cuda.core.utils import StridedMemoryView
 
         swizzle = {
-            "none": TensorMapSwizzle.NONE,
-            "32B": TensorMapSwizzle.SWIZZLE_32B,
-            "64B": TensorMapSwizzle.SWIZZLE_64B,
-            "128B": TensorMapSwizzle.SWIZZLE_128B,
+            "none": CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_NONE,
+            "32B": CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_32B,
+            "64B": CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_64B,
+            "128B": CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
         }[self.swizzle]
         view = StridedMemoryView.from_cuda_array_interface(_DeviceBytes(self), stream_ptr=-1)
         return view.as_tensor_map(self.box, swizzle=swizzle)
