@@ -13,7 +13,6 @@ https://arxiv.org/abs/2512.07004 .  The windows of ``mma.sync`` and ``wgmma`` on
 
 from __future__ import annotations
 
-
 import numpy as np
 
 from .jit import compiled
@@ -31,6 +30,9 @@ D_F32, D_F16 = 0, 1
 
 #: Bits kept below the largest raw exponent by the unscaled kinds and by kind::mxf8f6f4.
 WINDOW = 25
+
+#: The window, and the fraction bits of the result, of 8-bit floats in wgmma on sm_90.
+WGMMA_FP8_BITS = 13
 
 _FINITE, _INFINITE, _NAN = 0, 1, 2
 _ABSENT = -(1 << 20)  # raw exponent of a zero: never the largest, and two of them still fit an int32
@@ -320,7 +322,7 @@ _NO_SCALES = np.zeros(0, np.uint8)
 
 
 def mma_float(a, b, c, a_format, b_format, *, negate_a=False, negate_b=False, scale_a=None, scale_b=None,
-              d_format=D_F32, window=WINDOW, step=None):
+              d_format=D_F32, window=WINDOW, step=None, kept_bits=23):
     """D = A B^T + C as the tensor core computes it, for f16, bf16, tf32, f8f6f4 and mxf8f6f4.
 
     Args:
@@ -333,6 +335,7 @@ def mma_float(a, b, c, a_format, b_format, *, negate_a=False, negate_b=False, sc
         d_format: ``D_F32`` (rounded toward zero) or ``D_F16`` (rounded to nearest even).
         window: bits kept below the largest raw exponent.
         step: K elements of one addition; more than that are added one step after the other, each rounded.
+        kept_bits: fraction bits of an F32 result that survive (8-bit floats of wgmma keep ``WGMMA_FP8_BITS``).
 
     Returns:
         uint32 [M, N] result words.
@@ -347,8 +350,12 @@ def mma_float(a, b, c, a_format, b_format, *, negate_a=False, negate_b=False, sc
     sb = np.ascontiguousarray(scale_b, dtype=np.uint8) if scaled else _NO_SCALES
     if scaled and (sa.shape != (a.shape[0],) or sb.shape != (b.shape[0],)):
         raise ValueError(f"scales {sa.shape}, {sb.shape} must be [{a.shape[0]}] and [{b.shape[0]}]")
-    return _mma_window(a, b, c, a_format, b_format, bool(negate_a), bool(negate_b), sa, sb, scaled, d_format,
-                       window, step or a.shape[1])
+    out = _mma_window(a, b, c, a_format, b_format, bool(negate_a), bool(negate_b), sa, sb, scaled, d_format,
+                      window, step or a.shape[1])
+    if kept_bits < 23:
+        number = out & np.uint32(0x7F800000) != np.uint32(0x7F800000)
+        out = np.where(number, out & np.uint32(0x100000000 - (1 << (23 - kept_bits))), out)
+    return out
 
 
 # E2M1 code -> twice its value, and its raw exponent.

@@ -162,14 +162,14 @@ def test_outside_elements_can_be_filled_with_nan():
     assert (values[:10] == 1).all() and np.isnan(values[10:]).all()
 
 
-def test_a_store_writes_what_a_load_read_and_skips_the_outside():
+def test_a_store_skips_rows_outside_and_cuts_in_whole_units():
     rng = np.random.default_rng()
     data = rng.integers(0, 256, 20 * 48).astype(np.uint8)
     tile = tmap.decode(tmap.TensorMap("uint8", 2, data, (40, 20), (48,), (16, 8), swizzle="32B").encode(BASE))
     box = tmap.box_at(tile, (32, 16), store=True)
-    image = tmap.load_image(tile, box, read(data, box))
-    np.testing.assert_array_equal(tmap.store_rows(tile, box, image), read(data, box))
-    assert (box.low, box.high, len(box.rows), box.total) == (0, 8, 4, 8)
+    image = rng.integers(0, 256, (8, 16)).astype(np.uint8)
+    np.testing.assert_array_equal(tmap.store_rows(tile, box, image), image[:4])
+    assert (box.low, box.high, len(box.rows), box.total) == (0, 16, 4, 8)
 
 
 def test_coordinates_that_hardware_refuses_are_refused():
