@@ -41,6 +41,7 @@ from msa_cudacore.transfer import BF16, E4M3
 
 _PARTS = {"k": CODE_BYTES, "v": CODE_BYTES, "k_scale": SCALE_BYTES, "v_scale": SCALE_BYTES}
 _INTEGERS = ("q2k_indices", "page_table", "seqused_k")
+_DIMENSIONS = {"q": 3, "q2k_indices": 3, "page_table": 2, "seqused_k": 1}
 
 
 def save(case: Case, path: str | os.PathLike) -> None:
@@ -71,9 +72,12 @@ def load(path: str | os.PathLike) -> Case:
     """
     path = os.fspath(path)
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
+        with open(path, "rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise ValueError("it holds one array without a name")
             data = {key: archive[key] for key in archive.files}
-    except (ValueError, TypeError, AttributeError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+    except (ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path}: not a readable npz file ({error})") from error
     try:
         return _case(data, os.path.basename(path))
@@ -87,6 +91,9 @@ def _case(data: dict[str, np.ndarray], name: str) -> Case:
     missing = [key for key in needed if key not in data]
     if missing:
         raise ValueError(f"missing {', '.join(missing)}; the file holds {', '.join(sorted(data)) or 'nothing'}")
+    for key, dimensions in _DIMENSIONS.items():
+        if data[key].ndim != dimensions:
+            raise ValueError(f"{key} has shape {data[key].shape}; accepted are {dimensions} dimensions")
     views = _pool(data) if storage == ("pool",) else _parts(data)
     scale_dtype = str(data.get("scale_dtype", "uint8"))
     if scale_dtype not in ("uint8", "float8_e4m3fn"):

@@ -266,8 +266,10 @@ def test_the_launch_goes_to_the_stream_it_is_given(gpu_target, kind, rng):
     query = moved.q.clone()
     moved.q.fill_(float("nan"))
     runner = gpu_target.prepare(moved)
-    handles = {"legacy": 1, "per-thread": 2}
-    side = torch.cuda.ExternalStream(handles[kind]) if kind in handles else torch.cuda.Stream()
+    if kind == "per-thread":
+        side = torch.cuda.ExternalStream(2)
+    else:
+        side = torch.cuda.default_stream() if kind == "legacy" else torch.cuda.Stream()
     torch.cuda.synchronize()
     if kind == "cupy":
         argument = pytest.importorskip("cupy").cuda.ExternalStream(side.cuda_stream)
@@ -278,7 +280,7 @@ def test_the_launch_goes_to_the_stream_it_is_given(gpu_target, kind, rng):
     elif kind == "protocol":
         argument = type("Wrapper", (), {"__cuda_stream__": lambda self: (0, side.cuda_stream)})()
     else:
-        argument = {"torch": side, "current": None}.get(kind, side.cuda_stream)
+        argument = {"torch": side, "current": None, "legacy": 1}.get(kind, side.cuda_stream)
     with torch.cuda.stream(side):
         torch.cuda._sleep(20_000_000)
         moved.q.copy_(query)

@@ -1,0 +1,281 @@
+"""The command `msa-cudacore`. Exit codes: 0 done, 1 a result failed its check, 2 an error, told in one line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+_LAZY = {
+    # name: (module, attribute, line of help, extra that brings what it imports)
+    "emulate": ("msa_cudacore.ptx.emulator.cli", "command", "Run PTX in the emulator, without a GPU.", "emulator"),
+    "bench": ("msa_cudacore.benchmarks.cli", "command", "Measure every row of the benchmark on this GPU.", "bench"),
+}
+
+
+class Commands(click.Group):
+    """A group that loads heavy commands when they are used, and tells every expected error in one line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *_LAZY})
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in _LAZY:
+            return super().get_command(ctx, name)
+        module, attribute, _, extra = _LAZY[name]
+        from importlib import import_module
+
+        try:
+            return getattr(import_module(module), attribute)
+        except ImportError as error:
+            if (error.name or "").startswith("msa_cudacore"):
+                raise
+            raise _failure(f"{name} needs {error.name or error}: pip install 'msa-cudacore[{extra}]'") from error
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        # Unlike click's own, this does not import the lazy commands for their help lines.
+        rows = [(n, _LAZY[n][2] if n in _LAZY else self.commands[n].get_short_help_str(80)) for n in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (ValueError, TypeError, OSError, ImportError, RuntimeError, MemoryError, OverflowError) as error:
+            if ctx.params.get("debug") or isinstance(error, click.exceptions.Exit):
+                raise
+            message = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else str(error)
+            raise _failure(message or type(error).__name__) from error
+
+
+def _failure(message: str) -> click.ClickException:
+    failure = click.ClickException(" ".join(message.split()))
+    failure.exit_code = 2
+    return failure
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="msa-cudacore")
+@click.option("--debug", is_flag=True, help="Show the Python traceback of an error.")
+def main(debug: bool) -> None:
+    """Sparse decode attention over a paged NVFP4 KV cache.
+
+    `msa-cudacore demo` builds a cache, decodes one step on the best device here and checks the result.
+    """
+
+
+_BACKEND = click.option("--backend", default="auto", show_default=True, help="auto, or a program by name (see doctor).")
+_FRAMEWORK = click.option(
+    "--framework",
+    type=click.Choice(["auto", "numpy", "cuda", "torch", "cupy"]),
+    default="auto",
+    show_default=True,
+    help="Whose arrays carry the problem; cuda is bare device memory, numpy the host.",
+)
+_SPLITS = click.option("--splits", type=int, default=None, help="CTAs for each work item; chosen when left out.")
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+
+
+@main.command()
+@click.option("--batch", type=int, default=4, show_default=True, help="Requests.")
+@click.option("--tokens", type=int, default=4096, show_default=True, help="Longest context; the shortest is half of it.")
+@click.option("--q-heads", type=int, default=64, show_default=True)
+@click.option("--kv-heads", type=int, default=4, show_default=True)
+@click.option("--seqlen-q", type=int, default=1, show_default=True, help="Query tokens of each request.")
+@click.option("--topk", type=int, default=16, show_default=True, help="Pages that each row selects.")
+@click.option("--seed", type=int, default=None, help="Of the random data; fresh data when left out.")
+@click.option("--save", type=click.Path(dir_okay=False), default=None, help="Also write the problem as npz, for `decode`.")
+@_BACKEND
+@_FRAMEWORK
+@_SPLITS
+@_JSON
+def demo(
+    batch: int, tokens: int, q_heads: int, kv_heads: int, seqlen_q: int, topk: int, seed: int | None, save: str | None,
+    backend: str, framework: str, splits: int | None, as_json: bool,
+) -> None:
+    """Build a KV cache, decode one step on the best device here, and compare it with the float64 oracle."""
+    from .demo import build_case
+
+    with _progress(quiet=as_json) as track:
+        case = build_case(
+            batch=batch, tokens=tokens, num_q_heads=q_heads, num_kv_heads=kv_heads, seqlen_q=seqlen_q, topk=topk, seed=seed,
+            progress=lambda items, total: track(items, total, "Writing the NVFP4 cache"),
+        )
+    if save:
+        case.save(save)
+    _decode_and_report(case, backend, framework, splits, as_json, check=True, saved=save)
+
+
+@main.command()
+@click.option("--input", "source", required=True, type=click.Path(dir_okay=False), help="Problem, npz (keys: msa_cudacore.case_file).")
+@click.option("--output", "target", required=True, type=click.Path(dir_okay=False), help="Results: out (bfloat16 bits), lse.")
+@click.option("--check/--no-check", default=False, show_default=True, help="Also compare with the float64 oracle.")
+@_BACKEND
+@_FRAMEWORK
+@_SPLITS
+@_JSON
+def decode(
+    source: str, target: str, check: bool, backend: str, framework: str, splits: int | None, as_json: bool
+) -> None:
+    """Decode a saved problem.
+
+    The output npz holds `out` (bfloat16 as uint16 bits, [batch * seqlen_q, Hq, 128]), `out_dtype` ("bfloat16"), `lse`
+    (float32, natural logarithm), `program` and `splits`.
+    """
+    import numpy as np
+
+    from .case_file import load
+
+    decoded = _decode_and_report(load(source), backend, framework, splits, as_json, check=check, saved=None)
+    with open(target, "wb") as file:
+        np.savez(
+            file, out=decoded.out.view(np.uint16), out_dtype="bfloat16", lse=decoded.lse, program=decoded.runner.program,
+            splits=decoded.runner.splits,
+        )
+
+
+@main.command()
+@_JSON
+def doctor(as_json: bool) -> None:
+    """Say what is installed, which GPUs are visible and which programs each can run."""
+    from .doctor import diagnose
+
+    found = diagnose()
+    if as_json:
+        click.echo(json.dumps(found.as_dict(), indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    table = Table(title="Installed", title_justify="left", show_header=False)
+    table.add_row("Python", found.python, found.system)
+    for package in found.packages:
+        missing = "[red]missing[/]" if package.required else "[dim]not installed[/]"
+        table.add_row(package.name, package.version or missing, package.purpose)
+    table.add_row("NVRTC", found.nvrtc or "[red]cannot be loaded[/]", "compiler library")
+    table.add_row("driver", f"CUDA {found.driver}" if found.driver else "[yellow]none[/]", "NVIDIA driver")
+    table.add_row("program cache", found.cache, "compiled kernels")
+    console.print(table)
+    programs = Table(title="Programs", title_justify="left")
+    for heading in ("device", "backend", "state"):
+        programs.add_column(heading)
+    for gpu in found.gpus:
+        for backend, state in gpu.programs.items() or [("", "[red]unusable[/]")]:
+            programs.add_row(gpu.description, backend, f"[green]{state}[/]" if state == "runs" else state)
+    for backend in found.host_programs:
+        programs.add_row("host CPU", backend, "[green]runs[/]")
+    console.print(programs)
+    for line in found.advice:
+        console.print(f"- {line}", markup=False, soft_wrap=True)
+
+
+def _decode_and_report(
+    case: Any, backend: str, framework: str, splits: int | None, as_json: bool, *, check: bool, saved: str | None
+) -> Any:
+    from .demo import decode_case
+    from .reference import compare
+
+    with _status("Compiling and decoding", quiet=as_json):
+        decoded = decode_case(case, backend=backend, framework=framework, splits=splits)
+    report = None
+    if check:
+        with _status("Computing the float64 oracle", quiet=as_json):
+            report = compare(decoded.out, decoded.lse, *case.exact())
+    runner = decoded.runner
+    facts: dict[str, Any] = {
+        "device": decoded.device,
+        "backend": runner.backend,
+        "program": runner.program,
+        "framework": decoded.framework,
+        "splits": runner.splits,
+        "workspace_bytes": runner.workspace_bytes,
+        "batch": case.batch,
+        "seqlen_q": case.seqlen_q,
+        "q_heads": case.num_q_heads,
+        "kv_heads": case.num_kv_heads,
+        "topk": int(case.q2k_indices.shape[-1]),
+        "tokens": [int(n) for n in case.seqused_k],
+        "microseconds": decoded.microseconds,
+    }
+    if saved:
+        facts["saved"] = saved
+    if report is not None:
+        facts |= {
+            "ok": bool(report), "problems": list(report.problems), "relative_error": report.relative_error,
+            "rounding_floor": report.floor, "worst_ratio": report.worst_ratio, "max_abs_error": report.max_abs_error,
+            "max_lse_error": report.max_lse_error,
+        }
+    if as_json:
+        click.echo(json.dumps(facts))
+    else:
+        _print_table(facts)
+    if report is not None and not report:
+        sys.exit(1)
+    return decoded
+
+
+def _print_table(facts: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    tokens = facts["tokens"]
+    span = "no requests" if not tokens else f"{min(tokens):,} to {max(tokens):,} tokens" if len(set(tokens)) > 1 else f"{tokens[0]:,} tokens"
+    table = Table(show_header=False, title="NVFP4 sparse decode", title_justify="left")
+    table.add_row(
+        "problem",
+        f"{facts['batch']} requests of {span}, {facts['seqlen_q']} query token{'s' * (facts['seqlen_q'] > 1)} each, "
+        f"{facts['q_heads']}/{facts['kv_heads']} heads, top-{facts['topk']}",
+    )
+    table.add_row("device", facts["device"])
+    table.add_row("program", facts["program"])
+    table.add_row("splits", str(facts["splits"]))
+    if "ok" in facts:
+        table.add_row("relative error", f"{facts['relative_error']:.3e} against the float64 oracle")
+        table.add_row("rounding floor", f"{facts['rounding_floor']:.3e}, the error of storing the exact result in bfloat16")
+        table.add_row("worst row", f"{facts['worst_ratio']:.3f} times its floor (at most 1.25)")
+        table.add_row("largest error", f"out {facts['max_abs_error']:.2e}, lse {facts['max_lse_error']:.2e}")
+    launches = "back to back, caches warm" if facts["framework"] != "numpy" else "on the host"
+    table.add_row("time of a launch", f"{facts['microseconds']:,.1f} us, {launches}")
+    if "ok" in facts:
+        verdict = "[green]matches the oracle[/]" if facts["ok"] else "[red]DOES NOT MATCH: [/]" + "; ".join(facts["problems"])
+        table.add_row("result", verdict)
+    if "saved" in facts:
+        table.add_row("saved", facts["saved"])
+    Console(highlight=False).print(table)
+
+
+@contextmanager
+def _progress(*, quiet: bool):
+    """Yields track(items, total, text), which shows a bar on stderr while items are taken."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda items, total, text: items
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+
+        def track(items: Iterable[int], total: int, text: str) -> Iterable[int]:
+            return bar.track(items, total=total, description=text)
+
+        yield track
+
+
+@contextmanager
+def _status(text: str, *, quiet: bool):
+    if quiet or not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(text):
+        yield
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,272 @@
+"""The command line: the main job, a saved problem, what is installed, and errors in one line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from msa_cudacore import cli, doctor
+from msa_cudacore.cases import random_case
+from msa_cudacore.demo import build_case, decode_case
+from msa_cudacore.launch import device
+from msa_cudacore.reference import compare
+from msa_cudacore.transfer import BF16
+
+SMALL = ["--batch", "2", "--tokens", "300", "--q-heads", "8", "--kv-heads", "2"]
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(cli.main, [str(a) for a in arguments])
+
+
+def error_of(*arguments: str) -> str:
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == "" and "Traceback" not in result.stderr
+    lines = [line for line in result.stderr.splitlines() if line]
+    assert len(lines) == 1 and lines[0].startswith("Error: "), result.stderr
+    return lines[0]
+
+
+@pytest.fixture
+def saved(tmp_path, rng):
+    case = random_case(rng, batch=2, seqlen_q=2)
+    path = tmp_path / "case.npz"
+    case.save(path)
+    return path, case
+
+
+def test_demo_runs_the_main_job():
+    result = run("demo", *SMALL)
+    assert result.exit_code == 0, result.output
+    for words in ("device", "program", "splits", "rounding floor", "time of a launch", "matches the oracle", "8/2"):
+        assert words in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+def test_demo_speaks_json():
+    result = run("demo", *SMALL, "--json", "--seqlen-q", "3", "--topk", "2", "--backend", "reference")
+    facts = json.loads(result.stdout)
+    assert result.exit_code == 0 and result.stderr == ""
+    assert facts["ok"] is True and facts["problems"] == [] and facts["worst_ratio"] <= 1.25
+    assert facts["program"] == "reference(float64)" and facts["device"] == "host CPU" and facts["splits"] == 1
+    assert (facts["batch"], facts["seqlen_q"], facts["topk"], facts["q_heads"], facts["kv_heads"]) == (2, 3, 2, 8, 2)
+    assert facts["microseconds"] > 0 and 0 < facts["rounding_floor"] < 3e-3
+
+
+def test_demo_saves_a_problem_that_decode_takes(tmp_path):
+    problem, results = tmp_path / "problem.npz", tmp_path / "results.npz"
+    assert run("demo", *SMALL, "--save", problem, "--seed", "5").exit_code == 0
+    result = run("decode", "--input", problem, "--output", results, "--check", "--backend", "reference")
+    assert result.exit_code == 0 and "matches the oracle" in result.stdout
+    again = build_case(batch=2, tokens=300, num_q_heads=8, num_kv_heads=2, seed=5)
+    with np.load(results) as data:
+        assert str(data["out_dtype"]) == "bfloat16" and str(data["program"]) == "reference(float64)" and data["splits"] == 1
+        assert compare(data["out"].view(BF16), data["lse"], *again.exact())
+
+
+def test_decode_without_check_computes_no_oracle_twice(saved, tmp_path):
+    path, case = saved
+    results = tmp_path / "results.npz"
+    result = run("decode", "--input", path, "--output", results, "--json")
+    facts = json.loads(result.stdout)
+    assert result.exit_code == 0 and "ok" not in facts
+    with np.load(results) as data:
+        assert compare(data["out"].view(BF16), data["lse"], *case.exact())
+
+
+def test_a_result_that_misses_the_bar_exits_with_1(monkeypatch):
+    from msa_cudacore.cases import Case
+
+    exact = Case.exact
+    monkeypatch.setattr(Case, "exact", lambda self: (exact(self)[0] + 0.5, exact(self)[1]))
+    result = run("demo", *SMALL)
+    assert result.exit_code == 1 and "DOES NOT MATCH" in result.stdout
+    result = run("demo", *SMALL, "--json")
+    assert result.exit_code == 1 and json.loads(result.stdout)["ok"] is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--backend", "fast"], "backend is 'fast'; accepted are auto"),
+        (["--batch", "0"], "batch is 0"),
+        (["--tokens", "-1"], "tokens is -1"),
+        (["--kv-heads", "3"], "q-heads is 8 and kv-heads 3"),
+        (["--q-heads", "64"], "q-heads is 64"),
+        (["--seqlen-q", "33"], "seqlen-q is 33"),
+        (["--topk", "65"], "topk is 65"),
+        (["--splits", "7", "--backend", "reference"], "splits is 7"),
+        (["--save", "/nonexistent/x.npz"], "/nonexistent/x.npz"),
+    ],
+)
+def test_demo_errors_are_one_line(arguments, words):
+    assert words in error_of("demo", *SMALL, *arguments)
+
+
+def test_decode_errors_are_one_line(saved, tmp_path):
+    path, _ = saved
+    out = tmp_path / "out.npz"
+    assert "nothing.npz" in error_of("decode", "--input", tmp_path / "nothing.npz", "--output", out)
+    broken = tmp_path / "broken.npz"
+    broken.write_bytes(path.read_bytes()[:1000])
+    assert "not a readable npz" in error_of("decode", "--input", broken, "--output", out)
+    np.savez(tmp_path / "empty.npz")
+    assert "missing q, k" in error_of("decode", "--input", tmp_path / "empty.npz", "--output", out)
+    assert not out.exists()
+
+
+def test_decode_names_the_argument_that_does_not_fit(saved, tmp_path):
+    path, _ = saved
+    with np.load(path) as data:
+        np.savez(tmp_path / "bad.npz", **{**data, "k_global_scale": -1.0})
+    assert "k_global_scale is -1.0" in error_of("decode", "--input", tmp_path / "bad.npz", "--output", tmp_path / "out.npz")
+
+
+def test_a_gpu_program_without_a_gpu_is_one_line(monkeypatch):
+    def absent(ordinal):
+        raise device.DriverUnavailable("cuda:0 cannot be used: no driver\nmore lines")
+
+    monkeypatch.setattr(device, "count", lambda: 0)
+    monkeypatch.setattr(device, "facts", absent)
+    assert "cuda:0 cannot be used" in error_of("demo", *SMALL, "--backend", "portable")
+
+
+def test_missing_framework_is_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert "torch" in error_of("demo", *SMALL, "--framework", "torch")
+
+
+def test_usage_errors_exit_with_2():
+    assert run("decode").exit_code == 2
+    assert run("demo", "--batch", "many").exit_code == 2
+    assert run("unknown").exit_code == 2
+
+
+def test_debug_shows_the_traceback():
+    result = run("--debug", "demo", "--batch", "0")
+    assert isinstance(result.exception, ValueError)
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys\nfrom click.testing import CliRunner\nfrom msa_cudacore.cli import main\n"
+        "result = CliRunner().invoke(main, ['--help'])\nassert result.exit_code == 0 and 'emulate' in result.output\n"
+        "sys.exit(' '.join(m for m in ('torch', 'cupy', 'numba', 'matplotlib', 'cuda.core') if m in sys.modules) or None)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_lazy_command_without_its_extra_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(cli._LAZY, "emulate", ("a_package_that_is_absent", "command", "Help.", "emulator"))
+    assert "pip install 'msa-cudacore[emulator]'" in error_of("emulate")
+
+
+def test_installed_command_runs_in_a_process():
+    done = subprocess.run(
+        [sys.executable, "-m", "msa_cudacore.cli", "demo", *SMALL, "--json"], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0 and json.loads(done.stdout)["ok"] is True
+    done = subprocess.run([sys.executable, "-m", "msa_cudacore.cli", "demo", "--batch", "-3"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "batch is -3" in done.stderr
+
+
+# doctor
+
+
+def test_doctor_prints_and_speaks_json():
+    result = run("doctor")
+    assert result.exit_code == 0 and "cuda-core" in result.stdout and "reference" in result.stdout
+    found = json.loads(run("doctor", "--json").stdout)
+    assert {package["name"] for package in found["packages"]} >= {"numpy", "cuda-core", "torch"}
+    assert found["host_programs"][-1] == "reference" and found["nvrtc"]
+
+
+def diagnose_with(monkeypatch, *, driver=(13, 0), facts=(), versions=None):
+    monkeypatch.setattr(doctor, "_driver", lambda: driver)
+    monkeypatch.setattr(device, "count", lambda: len(facts))
+    monkeypatch.setattr(device, "facts", lambda ordinal: facts[ordinal])
+    if versions is not None:
+        monkeypatch.setattr(doctor, "_version", lambda name: versions.get(name, "1.0"))
+    return doctor.diagnose()
+
+
+def facts_of(capability: tuple[int, int]) -> device.DeviceFacts:
+    return device.DeviceFacts(0, "A GPU", capability, 132, 232_448, 233_472, capability >= (9, 0))
+
+
+def test_doctor_says_which_programs_run(monkeypatch):
+    found = diagnose_with(monkeypatch, facts=(facts_of((9, 0)), facts_of((7, 5))))
+    assert found.gpus[0].programs["portable"] == "runs"
+    assert "8.0 or later" in found.gpus[1].programs["portable"]
+    assert any("runs no program" in line for line in found.advice)
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        (dict(driver=None), "No NVIDIA driver"),
+        (dict(driver=(12, 4)), "supports CUDA 12.4, kernels need 13.0"),
+        (dict(driver=(13, 0)), "no device is visible"),
+        (dict(facts=(facts_of((9, 0)),), versions={"torch": "2.13.0+cpu"}), "torch is a CPU build"),
+        (dict(versions={"cupy-cuda13x": None}), "msa-cudacore[cupy]"),
+        (dict(versions={"ml_dtypes": None}), "ml_dtypes is missing: pip install ml_dtypes"),
+    ],
+)
+def test_doctor_advises(monkeypatch, given, advice):
+    assert any(advice in line for line in diagnose_with(monkeypatch, **given).advice)
+
+
+def test_doctor_notices_a_cache_that_cannot_be_written(monkeypatch, tmp_path):
+    from msa_cudacore.launch.compile import CACHE_VARIABLE
+
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "programs"))
+    monkeypatch.setattr(doctor.os, "access", lambda path, mode: False)
+    assert any(CACHE_VARIABLE in line for line in doctor.diagnose().advice)
+    monkeypatch.setenv(CACHE_VARIABLE, "off")
+    assert "off" in doctor.diagnose().cache
+
+
+# On a device
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("framework", ["cuda", "torch", "cupy"])
+@pytest.mark.parametrize("splits", [None, 4])
+def test_demo_on_a_device(framework, splits):
+    if framework != "cuda":
+        pytest.importorskip(framework)
+    arguments = ["--splits", str(splits)] if splits else []
+    result = run("demo", *SMALL, "--framework", framework, "--json", *arguments)
+    assert result.exit_code == 0, result.output
+    facts = json.loads(result.stdout)
+    assert facts["ok"] and facts["backend"] != "reference" and facts["device"].startswith("cuda:0")
+
+
+@pytest.mark.gpu
+def test_bare_device_memory_needs_no_framework(rng):
+    code = (
+        "import sys, json\nfrom click.testing import CliRunner\nfrom msa_cudacore.cli import main\n"
+        f"result = CliRunner().invoke(main, ['demo', *{SMALL!r}, '--json'])\n"
+        "assert json.loads(result.stdout)['framework'] == 'cuda', result.output\n"
+        "sys.exit(' '.join(m for m in ('torch', 'cupy') if m in sys.modules) or None)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.gpu
+def test_bare_device_memory_merged_through_a_workspace(monkeypatch, rng):
+    from dataclasses import replace
+
+    facts = device.facts
+    monkeypatch.setattr(device, "facts", lambda ordinal: replace(facts(ordinal), clusters=False))
+    case = random_case(rng, batch=2, seqlen_q=1)
+    decoded = decode_case(case, splits=4, repeats=5)
+    assert decoded.runner.workspace_bytes > 0 and compare(decoded.out, decoded.lse, *case.exact())
