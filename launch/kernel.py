@@ -6,6 +6,7 @@ import functools
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -70,18 +71,21 @@ def load(source: str, arch: str, entry: str, *, name: str, ordinal: int, geometr
 class Launch:
     """One kernel, its configuration and its arguments; calling it enqueues the kernel on a stream.
 
-    Arguments are fixed-width NumPy scalars; nothing is looked up, converted or allocated at call time beyond what
-    `cuda.core.launch` does with them.
+    Arguments are fixed-width NumPy scalars, and `cuda.core` tensor maps; nothing is looked up, converted or allocated
+    at call time beyond what `cuda.core.launch` does with them.
     """
 
     __slots__ = ("_arguments", "_config", "_kernel", "_launch", "entry", "geometry")
 
-    def __init__(self, kernel, geometry: Geometry, arguments: Sequence[np.generic], *, entry: str) -> None:
-        from cuda.core import LaunchConfig, launch
+    def __init__(self, kernel, geometry: Geometry, arguments: Sequence[Any], *, entry: str) -> None:
+        from cuda.core import LaunchConfig, TensorMapDescriptor, launch
 
         for position, argument in enumerate(arguments):
-            if not isinstance(argument, np.generic):
-                raise TypeError(f"argument {position} of {entry} is a {type(argument).__name__}, not a NumPy scalar")
+            if not isinstance(argument, (np.generic, TensorMapDescriptor)):
+                raise TypeError(
+                    f"argument {position} of {entry} is a {type(argument).__name__}; "
+                    f"accepted are NumPy scalars and cuda.core tensor maps"
+                )
         expected = kernel.num_arguments
         if expected != len(arguments):
             raise TypeError(f"{entry} takes {expected} arguments, {len(arguments)} were bound")

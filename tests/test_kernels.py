@@ -6,8 +6,10 @@ import itertools
 
 import pytest
 
+from msa_cudacore.contract import Problem
 from msa_cudacore.launch.compile import compile_cubin
-from msa_cudacore.portable import SPLITS, Configuration, source
+from msa_cudacore.launch.device import DeviceFacts
+from msa_cudacore.portable import SPLITS, Configuration, choose_configuration, source
 
 SHARED_BYTES_PER_BLOCK = {
     # CUDA C++ Programming Guide, technical specifications by compute capability: most shared memory of one block.
@@ -19,20 +21,28 @@ SHARED_BYTES_PER_BLOCK = {
     "sm_103a": 227 * 1024,
     "sm_120a": 99 * 1024,
 }
-CLUSTER_ARCHS = {"sm_90a", "sm_100a", "sm_103a", "sm_120a"}
 
 
 def portable_configurations(arch: str) -> list[Configuration]:
-    found = []
-    for slots, splits, ids_per_lane in itertools.product((1, 2), SPLITS, (1, 2)):
-        cluster = splits > 1 and arch in CLUSTER_ARCHS
-        found.append(Configuration(slots, splits, cluster, ids_per_lane))
-    return found
+    """Every configuration that the choice can come to on a part of this architecture."""
+    capability = divmod(int("".join(filter(str.isdigit, arch))), 10)
+    facts = DeviceFacts(0, arch, capability, 64, SHARED_BYTES_PER_BLOCK[arch], 0, capability[0] >= 9)
+    return sorted(
+        {
+            choose_configuration(Problem(batch, 1, 16, 1, topk, max_pages, num_pages=1), facts, splits)
+            for batch, topk, max_pages, splits in itertools.product(
+                (1, 8, 16, 32, 64, 128, 129), (16, 64), (1, 2, 3, 4, 8, 16, 64), (None, *SPLITS)
+            )
+        },
+        key=repr,
+    )
 
 
 @pytest.mark.parametrize("arch", SHARED_BYTES_PER_BLOCK)
 def test_portable_program_fits_every_part(arch):
-    for configuration in portable_configurations(arch):
+    configurations = portable_configurations(arch)
+    assert {c.splits for c in configurations} == set(SPLITS)
+    for configuration in configurations:
         resources = compile_cubin(source(configuration), arch, name="portable.cu", use_cache=False).resources()
         entries = {"msa_decode"}
         if configuration.splits > 1 and not configuration.cluster_merge:
