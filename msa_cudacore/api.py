@@ -179,9 +179,9 @@ def prepare_msa_nvfp4_sparse_decode(
         of the sum of exp(softmax_scale * k_global_scale * q . k). Every row is written on each launch; a row that
         sees no key gets exact zeros and -inf.
     backend
-        `auto` takes the best program for the device (`cake` is a synonym); `portable` any CUDA device of compute
-        capability 8.0 and up; `reference` the float64 oracle on host arrays, which `auto` takes for those. See
-        `msa_cudacore.programs`.
+        `auto` takes the best program for the device (`cake` is a synonym); `blackwell` tcgen05 tensor cores, compute
+        capability 10.x and 11.0; `portable` any CUDA device of compute capability 8.0 and up; `reference` the float64
+        oracle on host arrays, which `auto` takes for those. `msa_cudacore.programs` has the registry.
     splits
         Into how many CTAs to split each item; None lets the program choose from the shapes and the device. With a
         fixed factor the bits of a row do not depend on the other requests of the batch; the automatic choice

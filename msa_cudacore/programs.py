@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from .arguments import Tensor
+from .blackwell import BlackwellProgram
 from .contract import Call, Problem
 from .launch import device as device_module
 from .launch.device import DeviceFacts
@@ -52,7 +53,7 @@ class ReferenceProgram:
         return Bound(steps=(step,), plan=plan, device=None)
 
 
-PROGRAMS: tuple[Program, ...] = (PortableProgram(), ReferenceProgram())
+PROGRAMS: tuple[Program, ...] = (BlackwellProgram(), PortableProgram(), ReferenceProgram())
 """Every program, the one that `auto` prefers first."""
 
 _SYNONYMS = {"cake": "auto"}
