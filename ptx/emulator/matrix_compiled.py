@@ -260,15 +260,20 @@ def _fused(a, b, c):
 
 
 @compiled
-def run_matrix(F, rows, attributes):
-    """Execute one mma.sync.
+def run_matrix(code, F, codes, base, attributes):
+    """Execute one mma.sync with all lanes active.
 
     Args:
+        code: not looked at (one instruction so far).
         F: uint64 [register rows, 32 lanes], the register file.
-        rows: int64, rows of the D, A, B and C registers in this order.
+        codes: int64, row codes of the D, A, B and C registers in this order (negative: constant row ``~code``).
+        base: first row of the present frame.
         attributes: the vector of ``encode_mma``.
     """
     kind = attributes[H_KIND]
+    rows = np.empty(codes.size, np.int64)
+    for i in range(codes.size):
+        rows[i] = codes[i] + base if codes[i] >= 0 else ~codes[i]
     if kind == DOUBLE:
         _run_double(F, rows, attributes)
         return 0

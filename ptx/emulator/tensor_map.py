@@ -2,8 +2,8 @@
 
 Rules: CUDA driver API, ``cuTensorMapEncodeTiled``.  The 128-byte object is opaque by contract.  The bytes written here
 put every field that ``tensormap.replace`` can change where ptxas puts it (so the instruction works on them; maps
-encoded by the driver on an H200 have the same bytes there), and a tag in the rest, so that bytes of any other origin
-are refused instead of misread.
+encoded by the driver on an H200 have the same bytes there).  The rest holds a tag, or zeros where a kernel builds its
+map from zeros with ``tensormap.replace``; bytes of any other origin are refused instead of misread.
 
 Images, fill words, the pitch under a swizzle wider than the box, and the two coordinate rules were compared with an
 H200 (tests/emulator/data/h200_tensor_copies.json).
@@ -156,8 +156,8 @@ class TileMap:
 
 @lru_cache(maxsize=256)
 def decode(data):
-    """The TileMap in 128 bytes; TensorMapError where they are not a tensor map."""
-    if len(data) != BYTES or data[_TAG_AT:_TAG_AT + len(_TAG)] != _TAG:
+    """The TileMap in 128 bytes; TensorMapError where they are not a legal tensor map."""
+    if len(data) != BYTES or data[_TAG_AT:_TAG_AT + len(_TAG)] not in (_TAG, bytes(len(_TAG))):
         raise TensorMapError(f"the {len(data)} bytes are no tensor map made by this emulator (emulator.TensorMap)")
     words = [int(w) for w in np.frombuffer(data, np.uint32)]
     flags = words[2]
@@ -174,12 +174,77 @@ def decode(data):
         raise TensorMapError(f"tensor map with swizzle atom {flags >> 19 & 7}: not defined")
     strides = tuple((words[3 + i] << 4) | (words[7] >> (4 * i) & 15) << 36 for i in range(rank - 1))
     box = (words[13] >> 24, *(words[14] >> (8 * i) & 255 for i in range(rank - 1)))
-    return TileMap(
+    fields = TileMap(
         data_type=_TYPES_BY_CODE[key], address=words[0] | words[1] << 32,
         dims=tuple(words[8 + i] + 1 for i in range(rank)), strides=strides, box=tuple(b + 1 for b in box),
         element_strides=tuple((words[13] >> (3 * i) & 7) + 1 for i in range(rank)), swizzle=mode,
         nan_fill=bool(flags >> 15 & 1), promotion=flags >> 17 & 3,
     )
+    _check_fields(fields)
+    if fields.address % (32 if fields.padded else 16):
+        raise TensorMapError(f"global address {fields.address:#x} must be a multiple of {32 if fields.padded else 16}")
+    return fields
+
+
+# tensormap.replace: element types of the instruction -> (element code, TF32 flag).
+_REPLACE_TYPES = {**{i: (i, 0) for i in range(11)}, 11: (7, 1), 12: (8, 1), 13: (11, 0), 14: (12, 0), 15: (13, 0)}
+
+
+def replace_field(data, field, value, index=0):
+    """The 128 bytes after ``tensormap.replace`` of one field.
+
+    Args:
+        data: bytes [128].
+        field: the name in the instruction, such as "global_address" or "box_dim".
+        value: the new value, in the encoding of the instruction (rank less one, strides in bytes, ...).
+        index: dimension of the fields that have one.
+
+    Raises:
+        TensorMapError: the field is not known or the value does not fit it.
+    """
+    words = np.frombuffer(data, np.uint32).copy()
+
+    def insert(word, low, bits, content):
+        if not 0 <= content < 1 << bits:
+            raise TensorMapError(f"tensormap.replace.{field}: {value} does not fit")
+        mask = ((1 << bits) - 1) << low
+        words[word] = (int(words[word]) & ~mask & 0xFFFFFFFF) | content << low
+
+    if not 0 <= index < 5:
+        raise TensorMapError(f"tensormap.replace.{field}: dimension {index} is not in 0..4")
+    if field == "global_address":
+        insert(0, 0, 32, value & 0xFFFFFFFF)
+        insert(1, 0, 32, value >> 32)
+    elif field == "rank":
+        insert(2, 4, 3, value)
+    elif field == "box_dim":
+        insert(*((13, 24, 8) if index == 0 else (14, 8 * (index - 1), 8)), value - 1)
+    elif field == "global_dim":
+        insert(8 + index, 0, 32, value - 1 & 0xFFFFFFFF)
+    elif field == "global_stride":
+        if index > 3:
+            raise TensorMapError(f"tensormap.replace.{field}: dimension {index} is not in 0..3")
+        insert(3 + index, 0, 32, value >> 4 & 0xFFFFFFFF)
+        insert(7, 4 * index, 4, value >> 36)
+    elif field == "element_stride":
+        insert(13, 3 * index, 3, value - 1)
+    elif field == "elemtype":
+        if value not in _REPLACE_TYPES:
+            raise TensorMapError(f"tensormap.replace.{field}: {value} is not in 0..15")
+        code, tf32 = _REPLACE_TYPES[value]
+        insert(2, 7, 4, code)
+        insert(2, 16, 1, tf32)
+    elif field == "interleave_layout":
+        insert(2, 11, 2, value)
+    elif field == "swizzle_mode":
+        insert(2, 13, 2, value)
+    elif field == "swizzle_atomicity":
+        insert(2, 19, 3, value)
+    elif field == "fill_mode":
+        insert(2, 15, 1, value)
+    else:
+        raise TensorMapError(f"tensormap.replace.{field}: no such field")
+    return words.tobytes()
 
 
 class TensorMap:

@@ -33,7 +33,7 @@ def test_mma_sync_agrees_with_an_h200_to_the_last_bit(name):
     for a, b, c, d in zip(*(RECORDED[f"{name}.{x}"] for x in "abcd")):
         a, b, c, d = (x.reshape(-1, 32) for x in (a, b, c, d))
         registers = np.concatenate([np.full((nd, 32), 0xBAD, np.uint64), a[:na], b[:nb], c[:nc]]).astype(np.uint64)
-        mc.run_matrix(registers, np.arange(len(registers)), attributes)
+        mc.run_matrix(0, registers, np.arange(len(registers)), 0, attributes)
         np.testing.assert_array_equal(registers[:nd], d[:nd])
 
 
@@ -84,7 +84,7 @@ def test_double_precision_products_round_once():
     registers[2] = a[ar[0, :, 0], ak[0, :, 0]].view(np.uint64)
     registers[3] = b[bn[0, :, 0], bk[0, :, 0]].view(np.uint64)
     registers[4:6] = c[dr[..., 0], dc[..., 0]].view(np.uint64)
-    mc.run_matrix(registers, np.arange(6), attributes)
+    mc.run_matrix(0, registers, np.arange(6), 0, attributes)
     from fractions import Fraction
     for r in range(2):
         for lane in range(32):

@@ -219,7 +219,26 @@ def test_encoding_is_undone_by_decoding():
 
 def test_foreign_bytes_are_refused():
     with pytest.raises(tmap.TensorMapError, match="no tensor map"):
+        tmap.decode(bytes([7] * 128))
+    with pytest.raises(tmap.TensorMapError, match="16 bytes"):
         tmap.decode(bytes(128))
+
+
+def test_a_map_can_be_built_from_zeros_field_by_field():
+    wanted = tmap.TileMap(6, BASE + 512, (100, 7, 3), (256, 1 << 37), (64, 5, 1), (1, 2, 3), 4, True)
+    data = bytes(128)
+    fields = [("global_address", BASE + 512), ("rank", 2), ("elemtype", 6), ("swizzle_mode", 3),
+              ("swizzle_atomicity", 1), ("fill_mode", 1), ("interleave_layout", 0)]
+    for i in range(3):
+        fields += [("global_dim", wanted.dims[i], i), ("box_dim", wanted.box[i], i),
+                   ("element_stride", wanted.element_strides[i], i)]
+    fields += [("global_stride", wanted.strides[i], i) for i in range(2)]
+    for field in fields:
+        data = tmap.replace_field(data, *field)
+    assert tmap.decode(data) == wanted
+    for field in (("box_dim", 300, 0), ("elemtype", 16), ("colour", 1), ("global_stride", 16, 4), ("rank", 9)):
+        with pytest.raises(tmap.TensorMapError, match=field[0]):
+            tmap.replace_field(data, *field)
 
 
 ARRAY = np.zeros(4096, np.uint8)
