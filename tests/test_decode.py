@@ -112,6 +112,22 @@ def test_flat_and_peaked_scores(main_target, deviation, rng):
     main_target.check(case)
 
 
+@pytest.mark.parametrize("gap", [4, 8, 12])
+def test_an_attention_sink_leaves_the_others_their_precision(main_target, gap, rng):
+    """One key outweighs the others by ``exp(gap)`` and has no value, so the result is made of the small weights alone."""
+    case = random_case(rng, hostile=False, group=16, num_kv_heads=1, seqlen_q=1, topk=16, lengths=np.array([2048]), score_deviation=0.5)
+    case.q2k_indices[...] = np.arange(16)
+    sink = case.page_table[0, 0], 0, 0
+    case.k[..., 0] &= 0xF0  # dim 0 tells the sink from the others
+    case.k[sink][0] |= 7
+    case.k_scale.view(np.uint8)[sink][0] = 0x38
+    case.v[sink] = 0
+    scale = 128**-0.5 if case.softmax_scale is None else case.softmax_scale
+    case.q[..., 0] = gap / (6 * scale * case.k_global_scale)
+    for splits in main_target.splits:
+        main_target.check(case, splits=splits)
+
+
 @pytest.mark.parametrize("exponent", [-30, -10, 10, 30])
 def test_queries_far_from_one(main_target, exponent, rng):
     """A power of two moved between q and softmax_scale changes nothing."""
