@@ -159,7 +159,7 @@ __device__ __forceinline__ void prepare_query(
     words[4 * pass + 2] = low.y;
     words[4 * pass + 3] = high.y;
   }
-  ptx::tcgen05_st_32x32b(tensor + lanes_of_warp(warp) + TENSOR_QUERY_SCALES + item_buffer * 8, words);
+  ptx::tcgen05_st_32x32b(tensor + lanes_of_warp(warp) + TENSOR_QUERY_SCALES + item_buffer * TENSOR_ITEM, words);
   ptx::tcgen05_wait_st();
   ptx::tcgen05_fence_before_thread_sync();
   arrive_warp(shared.query_full[item_buffer]);
@@ -276,7 +276,7 @@ __device__ __forceinline__ void finish_item(
   HeadSum sum = {minus_infinity(), 0.0f};
   if (!empty) {
     u32 registers[HEADS];
-    ptx::tcgen05_ld_32x32b(tensor + lanes_of_warp(warp) + TENSOR_OUTPUTS + item_buffer.index * HEADS, registers);
+    ptx::tcgen05_ld_32x32b(tensor + lanes_of_warp(warp) + TENSOR_OUTPUT + item_buffer.index * TENSOR_ITEM, registers);
     ptx::tcgen05_wait_ld(registers);
     ptx::tcgen05_fence_before_thread_sync();
 #pragma unroll

@@ -113,8 +113,9 @@ __device__ __forceinline__ void copy_role(
     for (u32 i = 0; i < count; ++i, ring.advance()) {
       const i32 page = selection.pages[i].page;
       Stage& stage = shared.stages[ring.index];
-      const ptx::SharedAddress full = ptx::shared_address(&shared.page_full[ring.index]);
-      wait(shared.page_free[ring.index], ring.parity ^ 1);
+      StageBarriers& barriers = shared.stage_barriers[ring.index];
+      const ptx::SharedAddress full = ptx::shared_address(&barriers.full);
+      wait(barriers.free, ring.parity ^ 1);
       ptx::mbarrier_arrive_expect_tx(full, STAGE_BYTES);
       const i32 kv_head = static_cast<i32>(item.kv_head);
       // K and its scales first: the page's way starts with them.
@@ -133,7 +134,6 @@ __device__ __forceinline__ void copy_role(
 
 // A page whose scores are issued and whose output MMA is not.
 struct PendingPage {
-  Ring<BUFFERS> buffer;
   u32 item_buffer;
   bool first;  // of its item: the accumulator is overwritten
   bool last;   // of its item
@@ -141,15 +141,16 @@ struct PendingPage {
 
 // S = K q^T of one page: both halves of the head dim, for both passes of query terms.
 __device__ __forceinline__ void issue_scores(
-    Shared& shared, u32 tensor, const Ring<STAGES>& ring, const Ring<BUFFERS>& buffer, u32 item_buffer) {
-  wait(shared.key_scales_full[buffer.index], buffer.parity);
-  wait(shared.scores_free[buffer.index], buffer.parity ^ 1);
-  wait(shared.page_full[ring.index], ring.parity);
+    Shared& shared, u32 tensor, const Ring<STAGES>& ring, const PageBuffer& buffer, u32 item_buffer) {
+  StageBarriers& stage = shared.stage_barriers[ring.index];
+  ptx::mbarrier_wait_parity(buffer.key_scales_full(), buffer.parity());
+  ptx::mbarrier_wait_parity(buffer.scores_free(), buffer.parity() ^ 1);
+  wait(stage.full, ring.parity);
   ptx::tcgen05_fence_after_thread_sync();
   const u64 keys = describe(KEYS_DESCRIPTOR, shared.stages[ring.index].keys);
-  const u32 scores = tensor + TENSOR_SCORES + buffer.index * SCORE_COLUMNS;
-  const u32 key_scales = tensor + TENSOR_KEY_SCALES + buffer.index * 8;
-  const u32 query_scales = tensor + TENSOR_QUERY_SCALES + item_buffer * 8;
+  const u32 scores = buffer.tensor + TENSOR_SCORES;
+  const u32 key_scales = buffer.tensor + TENSOR_KEY_SCALES;
+  const u32 query_scales = tensor + TENSOR_QUERY_SCALES + item_buffer * TENSOR_ITEM;
 #pragma unroll
   for (u32 pass = 0; pass < PASSES; ++pass) {
     const u64 terms = describe(KEYS_DESCRIPTOR, shared.query_terms[item_buffer][pass]);
@@ -160,27 +161,27 @@ __device__ __forceinline__ void issue_scores(
           query_scales + pass * 4 + half * 2, pass + half > 0);
     }
   }
-  ptx::tcgen05_commit(ptx::shared_address(&shared.scores_full[buffer.index]));
-  ptx::tcgen05_commit(ptx::shared_address(&shared.page_free[ring.index]));
+  ptx::tcgen05_commit(buffer.scores_full());
+  ptx::tcgen05_commit(ptx::shared_address(&stage.free));
 }
 
-// O^T += V^T P^T of one page, 16 tokens an MMA.
-__device__ __forceinline__ void issue_output(Shared& shared, u32 tensor, const PendingPage& page) {
-  const u32 buffer = page.buffer.index;
-  wait(shared.values_full[buffer], page.buffer.parity);
-  wait(shared.weights_full[buffer], page.buffer.parity);
+// O^T += V^T P^T of the pending page, 16 tokens an MMA; `buffer` is that of the pending page.
+__device__ __forceinline__ void issue_output(
+    Shared& shared, u32 tensor, const PageBuffer& buffer, const PendingPage& pending) {
+  ptx::mbarrier_wait_parity(buffer.values_full(), buffer.parity());
+  ptx::mbarrier_wait_parity(buffer.weights_full(), buffer.parity());
   ptx::tcgen05_fence_after_thread_sync();
-  const u64 weights = describe(WEIGHTS_DESCRIPTOR, shared.weights[buffer]);
-  const u32 values = tensor + TENSOR_VALUES + buffer * (PAGE_TOKENS / 2);
-  const u32 output = tensor + TENSOR_OUTPUTS + page.item_buffer * HEADS;
+  const u64 weights = describe(WEIGHTS_DESCRIPTOR, shared.weights[buffer.index()]);
+  const u32 values = buffer.tensor + TENSOR_VALUES;
+  const u32 output = tensor + TENSOR_OUTPUT + pending.item_buffer * TENSOR_ITEM;
 #pragma unroll
   for (u32 step = 0; step < PAGE_TOKENS / 16; ++step) {
     ptx::tcgen05_mma_f16_tensor_shared(
-        output, values + step * 8, weights + step * WEIGHTS_STEP, OUTPUT_INSTRUCTION, step > 0 || !page.first);
+        output, values + step * 8, weights + step * WEIGHTS_STEP, OUTPUT_INSTRUCTION, step > 0 || !pending.first);
   }
-  ptx::tcgen05_commit(ptx::shared_address(&shared.output_done[buffer]));
-  if (page.last) {
-    ptx::tcgen05_commit(ptx::shared_address(&shared.item_done[page.item_buffer]));
+  ptx::tcgen05_commit(buffer.output_done());
+  if (pending.last) {
+    ptx::tcgen05_commit(ptx::shared_address(&shared.item_done[pending.item_buffer]));
   }
 }
 
@@ -189,33 +190,35 @@ __device__ __forceinline__ void issue_output(Shared& shared, u32 tensor, const P
 __device__ __forceinline__ void mma_role(Shared& shared, const Schedule& schedule, u32 tensor) {
   Ring<SELECTIONS> slot;
   Ring<STAGES> ring;
-  Ring<BUFFERS> buffer, item_buffer;
+  Ring<BUFFERS> item_buffer;
+  PageBuffer scored(shared, tensor);   // the next page to score
+  PageBuffer weighted(shared, tensor);  // the next page to multiply with its values: behind by one at most
   PendingPage pending{};
-  bool is_pending = false;
   for (u32 round = 0; round < schedule.count; ++round, slot.advance(), item_buffer.advance()) {
     wait(shared.selection_full[slot.index], slot.parity);
     const u32 count = shared.selections[slot.index].count;
     ptx::mbarrier_arrive(ptx::shared_address(&shared.selection_free[slot.index]));
-    if (count == 0 && is_pending) {
+    if (count == 0 && weighted.page != scored.page) {
       // The edge warps may need the pending item's output before they can publish this item's query.
-      issue_output(shared, tensor, pending);
-      is_pending = false;
+      issue_output(shared, tensor, weighted, pending);
+      weighted.advance();
     }
     wait(shared.query_full[item_buffer.index], item_buffer.parity);
     if (count == 0) {
       ptx::mbarrier_arrive(ptx::shared_address(&shared.item_done[item_buffer.index]));
     }
-    for (u32 i = 0; i < count; ++i, ring.advance(), buffer.advance()) {
-      issue_scores(shared, tensor, ring, buffer, item_buffer.index);
-      if (is_pending) {
-        issue_output(shared, tensor, pending);
+    for (u32 i = 0; i < count; ++i, ring.advance()) {
+      issue_scores(shared, tensor, ring, scored, item_buffer.index);
+      if (weighted.page != scored.page) {
+        issue_output(shared, tensor, weighted, pending);
+        weighted.advance();
       }
-      pending = {buffer, item_buffer.index, i == 0, i + 1 == count};
-      is_pending = true;
+      scored.advance();
+      pending = {item_buffer.index, i == 0, i + 1 == count};
     }
   }
-  if (is_pending) {
-    issue_output(shared, tensor, pending);
+  if (weighted.page != scored.page) {
+    issue_output(shared, tensor, weighted, pending);
   }
 }
 

@@ -66,6 +66,28 @@ constexpr u32 MERGE_BYTES = SPLITS > 1 ? HEAD_DIM * HEADS * 4 + HEADS * 8 : 0;
 __device__ __forceinline__ float minus_infinity() { return __uint_as_float(0xFF800000u); }
 __device__ __forceinline__ float not_a_number() { return __uint_as_float(0x7FC00000u); }
 
+// ---- tensor memory, columns of 32 bits in all 128 lanes -------------------------------------------------------------
+
+// Of each page buffer.
+constexpr u32 TENSOR_SCORES = 0;                                // lane = token; float32
+constexpr u32 TENSOR_KEY_SCALES = SCORE_COLUMNS;                // 4 columns for each half of the head dim
+constexpr u32 TENSOR_VALUES = 64;                               // lane = dim; float16, two tokens a column
+constexpr u32 TENSOR_PAGE = TENSOR_VALUES + PAGE_TOKENS / 2;
+static_assert(TENSOR_KEY_SCALES + 8 <= TENSOR_VALUES, "tensor memory of a page");
+// Of each item buffer.
+constexpr u32 TENSOR_ITEMS = BUFFERS * TENSOR_PAGE;
+constexpr u32 TENSOR_OUTPUT = TENSOR_ITEMS;                     // lane = dim, column = head; float32
+constexpr u32 TENSOR_QUERY_SCALES = TENSOR_ITEMS + HEADS;       // 2 columns for each pass and half of the head dim
+constexpr u32 TENSOR_ITEM = HEADS + 8;
+constexpr u32 TENSOR_COLUMNS = 512;  // the least power of two that holds them; one CTA runs on an SM
+static_assert(TENSOR_ITEMS + BUFFERS * TENSOR_ITEM <= TENSOR_COLUMNS, "tensor memory");
+
+__device__ __forceinline__ u32 lanes_of_warp(u32 warp) { return warp * 32 << 16; }
+
+// Lane l of a quarter holds this dim of the quarter's 32: what ldmatrix and the 16x256b store leave. Lanes l and l + 16
+// hold neighbours.
+__device__ __forceinline__ u32 dim_of_lane(u32 lane) { return 4 * (lane & 7) + 2 * (lane >> 3 & 1) + (lane >> 4); }
+
 // ---- shared memory -------------------------------------------------------------------------------------------------
 
 // One page of one KV head. Codes lie as the tensor maps' swizzles leave them; 1024-byte alignment makes the patterns
@@ -94,6 +116,22 @@ struct HeadSum {
   float total;
 };
 
+// Barriers are named by what has happened; initialise_barriers has the arrivals of a phase.
+struct StageBarriers {
+  u64 full;
+  u64 free;
+};
+
+// Of one of the buffers in which pages pass from role to role.
+struct alignas(64) PageBarriers {
+  u64 key_scales_full;
+  u64 scores_full;
+  u64 scores_free;
+  u64 values_full;
+  u64 weights_full;
+  u64 output_done;  // the output MMA of a page has read its weights and values
+};
+
 struct Shared {
   Stage stages[STAGES];
   alignas(1024) u8 weights[BUFFERS][PAGE_TOKENS * HEADS * 2];  // P^T, float16 [128 tokens][16 heads], 32B swizzle
@@ -108,18 +146,11 @@ struct Shared {
   HeadSum merge_sums[SPLITS][MERGE_HEADS];
   Selection selections[SELECTIONS];
 
-  // Barriers, named by what has happened; arrivals of a phase at initialise_barriers.
-  u64 page_full[STAGES];
-  u64 page_free[STAGES];
+  StageBarriers stage_barriers[STAGES];
+  alignas(2 * sizeof(PageBarriers)) PageBarriers page_barriers[BUFFERS];
   u64 selection_full[SELECTIONS];
   u64 selection_free[SELECTIONS];
   u64 query_full[BUFFERS];
-  u64 key_scales_full[BUFFERS];
-  u64 scores_full[BUFFERS];
-  u64 scores_free[BUFFERS];
-  u64 values_full[BUFFERS];
-  u64 weights_full[BUFFERS];
-  u64 output_done[BUFFERS];  // the output MMA of a page has read its weights and values
   u64 item_done[BUFFERS];
   u64 merge_full;
   u32 tensor_base;
@@ -129,22 +160,24 @@ static_assert(DYNAMIC_SHARED_BYTES <= 227 * 1024, "the most that a CTA can have 
 
 __device__ __forceinline__ void initialise_barriers(Shared& shared) {
   const auto initialise = [](u64& barrier, u32 arrivals) { ptx::mbarrier_init(ptx::shared_address(&barrier), arrivals); };
-  for (u32 stage = 0; stage < STAGES; ++stage) {
-    initialise(shared.page_full[stage], 1);                // copy warp, with the bytes of the page
-    initialise(shared.page_free[stage], ROLE_WARPS + 1);   // value warps; the score MMA's commit
+  for (StageBarriers& stage : shared.stage_barriers) {
+    initialise(stage.full, 1);               // copy warp, with the bytes of the page
+    initialise(stage.free, ROLE_WARPS + 1);  // value warps; the score MMA's commit
   }
   for (u32 slot = 0; slot < SELECTIONS; ++slot) {
     initialise(shared.selection_full[slot], 1);
     initialise(shared.selection_free[slot], 2 * ROLE_WARPS + 2);  // softmax and value warps, copy warp, MMA warp
   }
+  for (PageBarriers& page : shared.page_barriers) {
+    initialise(page.key_scales_full, ROLE_WARPS);
+    initialise(page.scores_full, 1);
+    initialise(page.scores_free, ROLE_WARPS);
+    initialise(page.values_full, ROLE_WARPS);
+    initialise(page.weights_full, ROLE_WARPS);
+    initialise(page.output_done, 1);
+  }
   for (u32 buffer = 0; buffer < BUFFERS; ++buffer) {
     initialise(shared.query_full[buffer], ROLE_WARPS);
-    initialise(shared.key_scales_full[buffer], ROLE_WARPS);
-    initialise(shared.scores_full[buffer], 1);
-    initialise(shared.scores_free[buffer], ROLE_WARPS);
-    initialise(shared.values_full[buffer], ROLE_WARPS);
-    initialise(shared.weights_full[buffer], ROLE_WARPS);
-    initialise(shared.output_done[buffer], 1);
     initialise(shared.item_done[buffer], ROLE_WARPS + 1);  // softmax warps; the last output MMA's commit
   }
   initialise(shared.merge_full, 1);
@@ -155,12 +188,13 @@ __device__ __forceinline__ void wait(const u64& barrier, u32 parity) {
 }
 
 // One arrival of a warp, after all its lanes have come here.
-__device__ __forceinline__ void arrive_warp(u64& barrier) {
+__device__ __forceinline__ void arrive_warp(ptx::SharedAddress barrier) {
   __syncwarp();
   if (ptx::elect_sync()) {
-    ptx::mbarrier_arrive(ptx::shared_address(&barrier));
+    ptx::mbarrier_arrive(barrier);
   }
 }
+__device__ __forceinline__ void arrive_warp(u64& barrier) { arrive_warp(ptx::shared_address(&barrier)); }
 
 // Position in a ring of buffers. A consumer waits for `full` with `parity`, a producer for `free` with the other one:
 // on a fresh barrier that returns at once.
@@ -177,21 +211,35 @@ struct Ring {
   }
 };
 
-// ---- tensor memory, columns of 32 bits in all 128 lanes -------------------------------------------------------------
+// The ring of the pages between two roles. It carries along what a role addresses of it, because the page loops have no
+// issue slot to spare for address arithmetic: the two buffers of barriers and of tensor memory differ in one address bit.
+static_assert(BUFFERS == 2, "the page buffers take turns");
+struct PageBuffer {
+  u32 page = 0;
+  ptx::SharedAddress barriers;
+  u32 tensor;  // columns of the buffer, in the lanes that the role works on
 
-constexpr u32 TENSOR_SCORES = 0;                                             // lane = token; float32
-constexpr u32 TENSOR_KEY_SCALES = TENSOR_SCORES + BUFFERS * SCORE_COLUMNS;   // 4 columns for each half of the head dim
-constexpr u32 TENSOR_QUERY_SCALES = TENSOR_KEY_SCALES + BUFFERS * 8;         // 2 columns for each pass and half
-constexpr u32 TENSOR_VALUES = TENSOR_QUERY_SCALES + BUFFERS * 8;             // lane = dim; float16, two tokens a column
-constexpr u32 TENSOR_OUTPUTS = TENSOR_VALUES + BUFFERS * PAGE_TOKENS / 2;    // lane = dim, column = head; float32
-constexpr u32 TENSOR_COLUMNS = 512;  // the least power of two that holds them; one CTA runs on an SM
-static_assert(TENSOR_OUTPUTS + BUFFERS * HEADS <= TENSOR_COLUMNS, "tensor memory");
+  __device__ __forceinline__ PageBuffer(const Shared& shared, u32 lanes)
+      : barriers(ptx::shared_address(shared.page_barriers)), tensor(lanes) {}
 
-__device__ __forceinline__ u32 lanes_of_warp(u32 warp) { return warp * 32 << 16; }
+  __device__ __forceinline__ void advance() {
+    ++page;
+    barriers ^= sizeof(PageBarriers);
+    tensor ^= TENSOR_PAGE;
+  }
 
-// Lane l of a quarter holds this dim of the quarter's 32: what ldmatrix and the 16x256b store leave. Lanes l and l + 16
-// hold neighbours.
-__device__ __forceinline__ u32 dim_of_lane(u32 lane) { return 4 * (lane & 7) + 2 * (lane >> 3 & 1) + (lane >> 4); }
+  __device__ __forceinline__ u32 parity() const { return page >> 1 & 1; }
+  __device__ __forceinline__ u32 index() const { return page & 1; }
+  __device__ __forceinline__ u32 key_scales_full() const { return at(__builtin_offsetof(PageBarriers, key_scales_full)); }
+  __device__ __forceinline__ u32 scores_full() const { return at(__builtin_offsetof(PageBarriers, scores_full)); }
+  __device__ __forceinline__ u32 scores_free() const { return at(__builtin_offsetof(PageBarriers, scores_free)); }
+  __device__ __forceinline__ u32 values_full() const { return at(__builtin_offsetof(PageBarriers, values_full)); }
+  __device__ __forceinline__ u32 weights_full() const { return at(__builtin_offsetof(PageBarriers, weights_full)); }
+  __device__ __forceinline__ u32 output_done() const { return at(__builtin_offsetof(PageBarriers, output_done)); }
+
+ private:
+  __device__ __forceinline__ ptx::SharedAddress at(u32 offset) const { return barriers + offset; }
+};
 
 // ---- operand descriptors ---------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ struct SoftmaxState {
 };
 
 // Scores of this thread's token relative to the origins, in base-2 logarithm units.
-__device__ __forceinline__ void load_scores(u32 source, u64& scores_free, const SoftmaxState& state, float (&y)[HEADS]) {
+__device__ __forceinline__ void load_scores(u32 source, ptx::SharedAddress scores_free, const SoftmaxState& state, float (&y)[HEADS]) {
   u32 large[2 * HEADS];  // column groups 0 and 1
   u32 small[HEADS];      // column group 2
   ptx::tcgen05_ld_32x32b(source, large);
@@ -85,9 +85,9 @@ __device__ __forceinline__ void rescale_output(u32 output, const float (&factor)
 }
 
 // Moves the origins up to the largest scores of this page, over all four warps, and y, sums and accumulator with them.
-// `previous`: buffer of the item's page before, whose output MMA must be done before the accumulator is touched.
+// The output MMA of the page before must be done before the accumulator is touched.
 __device__ __forceinline__ void move_origins(
-    Shared& shared, u32 warp, u32 lane, u32 output, bool first, const Ring<BUFFERS>& previous, SoftmaxState& state,
+    Shared& shared, u32 warp, u32 lane, u32 output, bool first, const PageBuffer& buffer, SoftmaxState& state,
     float (&y)[HEADS]) {
   float values[HEADS];
 #pragma unroll
@@ -120,7 +120,9 @@ __device__ __forceinline__ void move_origins(
     }
   }
   if (!first) {
-    wait(shared.output_done[previous.index], previous.parity);
+    PageBuffer previous = buffer;
+    previous.advance();  // two buffers: the next is the one before
+    ptx::mbarrier_wait_parity(previous.output_done(), buffer.page - 1 >> 1 & 1);
     ptx::tcgen05_fence_after_thread_sync();
     rescale_output(output, factor);
   }
@@ -171,7 +173,8 @@ __device__ __forceinline__ void softmax_role(Shared& shared, const Schedule& sch
   const u32 token = threadIdx.x % ROLE_THREADS;
   const u32 quarter = tensor + lanes_of_warp(warp);
   Ring<SELECTIONS> slot;
-  Ring<BUFFERS> buffer, previous, item_buffer;
+  Ring<BUFFERS> item_buffer;
+  PageBuffer buffer(shared, quarter);
   for (u32 round = 0; round < schedule.count; ++round, slot.advance(), item_buffer.advance()) {
     wait(shared.query_full[item_buffer.index], item_buffer.parity);
     SoftmaxState state;
@@ -182,17 +185,16 @@ __device__ __forceinline__ void softmax_role(Shared& shared, const Schedule& sch
       state.minus_origin[pair] = 0;
       state.sum[pair] = 0;
     }
-    const u32 output = quarter + TENSOR_OUTPUTS + item_buffer.index * HEADS;
+    const u32 output = quarter + TENSOR_OUTPUT + item_buffer.index * TENSOR_ITEM;
     wait(shared.selection_full[slot.index], slot.parity);
     const Selection& selection = shared.selections[slot.index];
     const u32 count = selection.count;
     for (u32 i = 0; i < count; ++i, buffer.advance()) {
       const u32 live = selection.pages[i].live;
-      wait(shared.scores_full[buffer.index], buffer.parity);
+      ptx::mbarrier_wait_parity(buffer.scores_full(), buffer.parity());
       ptx::tcgen05_fence_after_thread_sync();
       float y[HEADS];
-      load_scores(
-          quarter + TENSOR_SCORES + buffer.index * SCORE_COLUMNS, shared.scores_free[buffer.index], state, y);
+      load_scores(buffer.tensor + TENSOR_SCORES, buffer.scores_free(), state, y);
       // A select, never a product: what a stale token's NaN scale made of its scores goes no further.
       if (token >= live) {
 #pragma unroll
@@ -202,7 +204,7 @@ __device__ __forceinline__ void softmax_role(Shared& shared, const Schedule& sch
       }
       const bool first = i == 0;
       if (ptx::barrier_cta_red_or(SOFTMAX_BARRIER, ROLE_THREADS, first || largest(y) > ORIGIN_MARGIN)) {
-        move_origins(shared, warp, lane, output, first, previous, state, y);
+        move_origins(shared, warp, lane, output, first, buffer, state, y);
       }
 #pragma unroll
       for (u32 head = 0; head < HEADS; ++head) {
@@ -212,11 +214,10 @@ __device__ __forceinline__ void softmax_role(Shared& shared, const Schedule& sch
       for (u32 pair = 0; pair < HEADS / 2; ++pair) {
         state.sum[pair] = ptx::add_f32x2(state.sum[pair], ptx::pack_f32x2(y[2 * pair], y[2 * pair + 1]));
       }
-      wait(shared.output_done[buffer.index], buffer.parity ^ 1);
-      store_weights(shared.weights[buffer.index], token, y);
+      ptx::mbarrier_wait_parity(buffer.output_done(), buffer.parity() ^ 1);
+      store_weights(shared.weights[buffer.index()], token, y);
       ptx::fence_proxy_async_shared_cta();
-      arrive_warp(shared.weights_full[buffer.index]);
-      previous = buffer;
+      arrive_warp(buffer.weights_full());
     }
     arrive_warp(shared.selection_free[slot.index]);
     publish_sums(shared, warp, lane, item_buffer.index, count, state);

@@ -98,38 +98,38 @@ __device__ __forceinline__ void value_role(Shared& shared, const Schedule& sched
   const u32 warp = threadIdx.x / 32 % 4;
   const u32 lane = threadIdx.x % 32;
   const ValueLane where = value_lane(warp, lane);
-  const u32 quarter = tensor + lanes_of_warp(warp);
   Ring<SELECTIONS> slot;
   Ring<STAGES> ring;
-  Ring<BUFFERS> buffer;
+  PageBuffer buffer(shared, tensor + lanes_of_warp(warp));
   for (u32 round = 0; round < schedule.count; ++round, slot.advance()) {
     wait(shared.selection_full[slot.index], slot.parity);
     const Selection& selection = shared.selections[slot.index];
     const u32 count = selection.count;
     for (u32 i = 0; i < count; ++i, ring.advance(), buffer.advance()) {
       Stage& stage = shared.stages[ring.index];
+      StageBarriers& barriers = shared.stage_barriers[ring.index];
       const u32 live = selection.pages[i].live;
-      wait(shared.page_full[ring.index], ring.parity);
+      wait(barriers.full, ring.parity);
       if (live < PAGE_TOKENS) {
         clear_stale_scales(stage, live);
       }
       // The score MMA that read these scale columns before is the one whose scores this barrier announces.
-      wait(shared.scores_full[buffer.index], buffer.parity ^ 1);
+      ptx::mbarrier_wait_parity(buffer.scores_full(), buffer.parity() ^ 1);
       ptx::tcgen05_fence_after_thread_sync();
-      move_key_scales(stage, quarter + TENSOR_KEY_SCALES + buffer.index * 8, lane);
+      move_key_scales(stage, buffer.tensor + TENSOR_KEY_SCALES, lane);
       ptx::tcgen05_wait_st();
       ptx::tcgen05_fence_before_thread_sync();
-      arrive_warp(shared.key_scales_full[buffer.index]);
+      arrive_warp(buffer.key_scales_full());
 
-      wait(shared.output_done[buffer.index], buffer.parity ^ 1);
+      ptx::mbarrier_wait_parity(buffer.output_done(), buffer.parity() ^ 1);
       ptx::tcgen05_fence_after_thread_sync();
-      transpose_values(stage, quarter + TENSOR_VALUES + buffer.index * (PAGE_TOKENS / 2), where);
+      transpose_values(stage, buffer.tensor + TENSOR_VALUES, where);
       ptx::tcgen05_wait_st();
       ptx::tcgen05_fence_before_thread_sync();
       __syncwarp();
       if (ptx::elect_sync()) {
-        ptx::mbarrier_arrive(ptx::shared_address(&shared.values_full[buffer.index]));
-        ptx::mbarrier_arrive(ptx::shared_address(&shared.page_free[ring.index]));
+        ptx::mbarrier_arrive(buffer.values_full());
+        ptx::mbarrier_arrive(ptx::shared_address(&barriers.free));
       }
     }
     arrive_warp(shared.selection_free[slot.index]);
