@@ -1,0 +1,86 @@
+"""What can be timed: the form every contender takes, and the two that need nothing but this package.
+
+A candidate offers variants (launch settings) for a row; each is tried briefly on one step and the best one is timed on
+all. A prepared step is already captured: calling `replay` enqueues it on the bench's stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from msa_cudacore import prepare_msa_nvfp4_sparse_decode
+
+from .arrays import Arrays
+from .timing import Stopwatch
+from .workload import Step, Workload
+
+__all__ = ["Bench", "Candidate", "EmptyKernel", "Ours", "Prepared", "Unavailable"]
+
+
+class Unavailable(RuntimeError):
+    """A candidate cannot run here, or not on this row; the message says why."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a candidate works with."""
+
+    stopwatch: Stopwatch
+    arrays: Arrays
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One step, captured."""
+
+    replay: Callable[[], None]
+    out: Any = None
+    """Dense bfloat16 or float16 whose elements are [tokens, num_q_heads, 128]; None for a candidate without a result."""
+    lse: Any = None
+    """Dense float32 [tokens, num_q_heads]; times `lse_scale` it is the natural logarithm."""
+    lse_scale: float = 1.0
+    description: str = ""
+    keep: Any = None
+    """What the captured work uses; a graph keeps none of it alive."""
+
+
+class Candidate(Protocol):
+    name: str
+    title: str
+    format: str
+    """What it reads: `nvfp4`, `fp8`, `bf16`, or `none`."""
+    kind: str
+    """`ours`, `peer`, `ceiling` or `floor`."""
+
+    def variants(self, workload: Workload, bench: Bench) -> dict[str, Callable[[Step], Prepared]]:
+        """Ways to run the row by name, the best guess first. Raises :class:`Unavailable`."""
+
+
+class EmptyKernel:
+    name, title, format, kind = "floor", "empty kernel (floor of the method)", "none", "floor"
+
+    def variants(self, workload: Workload, bench: Bench) -> dict[str, Callable[[Step], Prepared]]:
+        return {"": lambda step: Prepared(bench.stopwatch.empty_kernel())}
+
+
+class Ours:
+    """The public function with its automatic choices."""
+
+    name, title, format, kind = "ours", "msa_cudacore", "nvfp4", "ours"
+
+    def variants(self, workload: Workload, bench: Bench) -> dict[str, Callable[[Step], Prepared]]:
+        row, arrays = workload.row, bench.arrays
+
+        def prepare(step: Step) -> Prepared:
+            runner = prepare_msa_nvfp4_sparse_decode(
+                step.q, workload.views.k, workload.views.v, step.q2k_indices,
+                k_scale=workload.views.k_scale, v_scale=workload.views.v_scale,
+                page_table=step.page_table, seqused_k=step.seqused_k, k_global_scale=1.0, v_global_scale=1.0,
+                seqlen_q=row.seqlen_q, bf16_as_uint16=arrays.bf16_as_uint16,
+            )
+            description = f"{runner.program}, splits={runner.splits}"
+            return Prepared(bench.stopwatch.capture(runner.launch), runner.out, runner.lse, description=description, keep=runner)
+
+        return {"": prepare}

@@ -1,0 +1,143 @@
+"""`msa-cudacore bench`: measure, check, and write results that one command reproduces."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+from . import peers
+from .rows import QUICK_ROWS, ROWS, find
+
+__all__ = ["command"]
+
+_QUICK_SAMPLES = 30
+
+
+@click.command(name="bench")
+@click.option("--rows", "row_names", default=None, help="Comma-separated rows, or beginnings of their names; all when left out.")
+@click.option("--peers", "peer_names", default=None, help=f"Comma-separated peers, all or none: {', '.join(peers.ARRAYS)}.")
+@click.option("--output", type=click.Path(file_okay=False, path_type=Path), default=None,
+              help="Folder for JSON, table and plots; benchmarks-<gpu> here when left out.")
+@click.option("--samples", type=click.IntRange(min=5), default=None, help="Timed replays of each row; 100 when left out.")
+@click.option("--device", type=click.IntRange(min=0), default=0, show_default=True, help="CUDA device.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Of the random pools and selections.")
+@click.option("--budget", type=click.FloatRange(min=30), default=900.0, show_default=True, help="Seconds for the whole run.")
+@click.option("--quick", is_flag=True, help=f"Three rows, {_QUICK_SAMPLES} replays, two steps, no peers unless named.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON instead of a table; write no files unless --output.")
+@click.option("--list", "listing", is_flag=True, help="List rows and peers, and exit; needs no GPU.")
+def command(
+    row_names: str | None, peer_names: str | None, output: Path | None, samples: int | None, device: int, seed: int,
+    budget: float, quick: bool, as_json: bool, listing: bool,
+) -> None:
+    """Measure every row on this GPU, against a page-streaming ceiling and the peers that are installed.
+
+    Each result is checked against the float64 oracle. Exit code 1: one of ours failed its check; 2: an error, such as no
+    GPU.
+    """
+    if listing:
+        _list()
+        return
+    from .run import Plan
+
+    rows = find(row_names) if row_names is not None else find(",".join(QUICK_ROWS)) if quick else ROWS
+    plan = Plan(
+        rows=rows,
+        peers=_peers(peer_names if peer_names is not None else "none" if quick else "all"),
+        samples=samples or (_QUICK_SAMPLES if quick else 100),
+        steps=2 if quick else 4,
+        seed=seed,
+        device=device,
+        budget_seconds=budget,
+    )
+    _require_gpu(device)
+    _measure(plan, output, as_json)
+
+
+def _peers(names: str) -> tuple[str, ...]:
+    if names in ("all", "none"):
+        return tuple(peers.ARRAYS) if names == "all" else ()
+    chosen = tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+    for name in chosen:
+        if name not in peers.ARRAYS:
+            raise ValueError(f"--peers names {name!r}; accepted are all, none, and {', '.join(peers.ARRAYS)}")
+    return chosen
+
+
+def _require_gpu(device: int) -> None:
+    from msa_cudacore.launch import device as device_module
+
+    from .arrays import require
+
+    count = device_module.count()
+    if device >= count:
+        seen = f"{count} CUDA device{'s are' if count != 1 else ' is'} visible" if count else "no CUDA device is visible"
+        raise RuntimeError(f"bench needs a GPU: --device is {device} and {seen} (see msa-cudacore doctor)")
+    capability = device_module.facts(device).compute_capability
+    if capability < (8, 0):
+        raise RuntimeError(f"bench needs compute capability 8.0 or later; device {device} has {capability[0]}.{capability[1]}")
+    require()
+
+
+def _measure(plan, output: Path | None, as_json: bool) -> None:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from . import report
+    from .run import run
+    from .worker import OWN_GROUP
+
+    console = Console(stderr=True, highlight=False)
+    total = len(plan.rows) * (1 + len(plan.peers))
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=as_json) as bar:
+        task = bar.add_task("starting", total=total)
+        seen: set[tuple[str, str]] = set()
+
+        def progress(group: str, what: str) -> None:
+            row, _, candidate = what.partition(": ")
+            if candidate and (group, row) not in seen:
+                seen.add((group, row))
+                if not console.is_terminal and not as_json:
+                    console.print(f"{group}: {row}")
+            bar.update(task, completed=len(seen), description=f"{'this package' if group == OWN_GROUP else group}, {what}")
+
+        results = run(plan, command=shlex.join(["msa-cudacore", *sys.argv[1:]]), progress=progress)
+
+    gpu = re.sub(r"[^a-z0-9]+", "-", results.about["machine"]["gpu"].lower()).strip("-")
+    if output is None and not as_json:
+        output = Path(f"benchmarks-{gpu}")
+    written = report.write(results.as_json(), output) if output is not None else []
+    if as_json:
+        click.echo(json.dumps(results.as_json()))
+    else:
+        report.show(results.as_json())
+        for path in written:
+            click.echo(f"wrote {path}")
+    failed = report.failures(results.as_json())
+    for line in failed:
+        click.echo(line, err=True)
+    if failed:
+        sys.exit(1)
+
+
+def _list() -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="Rows", title_justify="left")
+    for heading in ("row", "kind", "items", "batch", "context", "seqlen_q", "heads", "B200 us"):
+        table.add_column(heading, justify="left" if heading in ("row", "kind") else "right", no_wrap=heading == "row")
+    for row in ROWS:
+        context = f"up to {row.kv_tokens:,}" if row.ragged else f"{row.kv_tokens:,}"
+        table.add_row(
+            row.name, row.kind, str(row.items), str(row.batch), context, str(row.seqlen_q),
+            f"{row.num_q_heads}/{row.num_kv_heads}", "" if row.b200_us is None else f"{row.b200_us:.1f}",
+        )
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(f"Peers: {', '.join(peers.ARRAYS)}")

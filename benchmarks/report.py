@@ -1,0 +1,236 @@
+"""Results as a Markdown table, a terminal table and files; works on the JSON form alone, so on saved results too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from .rows import ROWS, Row
+
+__all__ = ["Summary", "failures", "markdown", "show", "summarize", "write"]
+
+_ROWS = {row.name: row for row in ROWS}
+
+
+class Summary:
+    """The figures of one row that everything shown is made of, microseconds."""
+
+    def __init__(self, row: Row, results: dict[str, Any]) -> None:
+        self.row = row
+        self.bytes = results["rows"].get(row.name, {})
+        mine = [one for one in results["measurements"] if one["row"] == row.name]
+        self.timed = {one["candidate"]: one for one in mine if "median_us" in one}
+        self.missing = {one["candidate"]: one.get("skipped") or one["failed"] for one in mine if "median_us" not in one}
+
+    def median(self, candidate: str) -> float | None:
+        one = self.timed.get(candidate)
+        return None if one is None else one["median_us"]
+
+    @property
+    def ours(self) -> float | None:
+        return self.median("ours")
+
+    @property
+    def ceiling(self) -> float | None:
+        """The better of the two ways to stream the selected pages as listed."""
+        return min((us for us in map(self.median, ("ceiling_registers", "ceiling_bulk")) if us is not None), default=None)
+
+    @property
+    def distinct_ceiling(self) -> float | None:
+        """The same with every page read once; None where no page is selected twice."""
+        both = map(self.median, ("ceiling_registers_distinct", "ceiling_bulk_distinct"))
+        return min((us for us in both if us is not None), default=None)
+
+    @property
+    def over_ceiling(self) -> float | None:
+        return self.ours / self.ceiling if self.ours and self.ceiling else None
+
+    def peers(self, cache_format: str | None = None) -> dict[str, float]:
+        """Times of the peers that computed the right thing, of one cache format or of all."""
+        return {
+            name: one["median_us"]
+            for name, one in self.timed.items()
+            if one["kind"] == "peer" and one["check"]["passed"] and cache_format in (None, one["format"])
+        }
+
+
+def summarize(results: dict[str, Any]) -> list[Summary]:
+    """One summary for each measured row, in the order of :data:`.rows.ROWS`."""
+    measured = {one["row"] for one in results["measurements"]}
+    return [Summary(row, results) for name, row in _ROWS.items() if name in measured]
+
+
+def failures(results: dict[str, Any]) -> list[str]:
+    """One line for each result of ours that is missing or missed its bars."""
+    found = []
+    for one in results["measurements"]:
+        if one.get("candidate") == "ours":
+            if "check" not in one:
+                found.append(f"{one['row']}: ours did not run: {one.get('failed') or one.get('skipped')}")
+            elif not one["check"]["passed"]:
+                found.append(f"{one['row']}: ours does not match the oracle: {one['check']['problem']}")
+    if "failed" in results["groups"].get("own", {}):
+        found.append(f"this package's own measurements: {results['groups']['own']['failed']}")
+    return found
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """The whole report."""
+    machine, summaries = results["machine"], summarize(results)
+    lines = [
+        f"# Benchmark on {machine['gpu']}",
+        "",
+        f"`{results['command']}`, {results['date'][:10]}. Driver {machine['driver'] or 'unknown'}, NVRTC {machine['nvrtc']}, "
+        f"kernels {results['kernels_sha256'][:12]}, {_clocks(results)}.",
+        "",
+        f"Median GPU time of one decode step in microseconds, {results['method']['samples']} CUDA graph replays over "
+        f"{results['method']['rotating_steps']} steps in turn, L2 cold. Every figure contains the empty kernel's (floor). The "
+        "ceiling reads the same pages and does nothing else; `distinct` reads a page once where several query tokens select it.",
+        "",
+    ]
+    lines += _table(_overview_headings(summaries), [_overview(summary) for summary in summaries])
+    lines += ["", "## Peers", "", "Same selected pages, best launch setting each; a dash where a peer did not run.", ""]
+    names = _peer_names(results)
+    if names:
+        lines += _table(
+            ["row", "ours", *names.values()],
+            [[s.row.name, _us(s.ours), *(_peer_cell(s, name) for name in names)] for s in summaries],
+        )
+    lines += ["", *_absent(results), "", "## Errors", ""]
+    lines += [
+        "Relative L2 error of output rows against the float64 oracle, largest over the rows; the floor is the error of merely "
+        "rounding the exact result to bfloat16.",
+        "",
+    ]
+    lines += _table(["candidate", "cache", "rows checked", "relative error", "floor", "worst row over its floor"], _errors(results))
+    if "linear_read" in results:
+        read = results["linear_read"]
+        rate = read["linear_read_bytes"] / read["linear_read_us"] / 1e6
+        lines += ["", f"A linear read of 2 GiB runs at {rate:.2f} TB/s.", ""]
+    return "\n".join(lines)
+
+
+def _clocks(results: dict[str, Any]) -> str:
+    seen = [
+        clock["sm_mhz"]
+        for one in results["measurements"]
+        for clock in (one.get("clocks") or {}).values()
+        if clock and "sm_mhz" in clock
+    ]
+    return f"SM clock {min(seen)} to {max(seen)} MHz around the measurements" if seen else "clocks not read"
+
+
+def _us(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _overview_headings(summaries: list[Summary]) -> list[str]:
+    return [
+        "row", "items", "MB", "floor", "ceiling", "distinct", "ours", "p10 to p90", "ours / ceiling", "at most",
+        "best peer / ours", "best NVFP4 peer / ours", "B200 reference",
+    ]
+
+
+def _overview(summary: Summary) -> list[str]:
+    row, ours = summary.row, summary.timed.get("ours")
+    any_peer = min(summary.peers().values(), default=None)
+    nvfp4 = min(summary.peers("nvfp4").values(), default=None)
+    return [
+        row.name, str(row.items), f"{summary.bytes.get('selected_bytes', 0) / 1e6:.1f}", _us(summary.median("floor")),
+        _us(summary.ceiling), _us(summary.distinct_ceiling), _us(summary.ours),
+        "-" if ours is None else f"{ours['p10_us']:.1f} to {ours['p90_us']:.1f}", _ratio(summary.over_ceiling),
+        _ratio(row.at_most), _ratio(any_peer / summary.ours if any_peer and summary.ours else None),
+        _ratio(nvfp4 / summary.ours if nvfp4 and summary.ours else None), _us(row.b200_us),
+    ]
+
+
+def _peer_names(results: dict[str, Any]) -> dict[str, str]:
+    """Peers that were timed on any row: name and title."""
+    return {
+        one["candidate"]: one["title"] for one in results["measurements"] if one.get("kind") == "peer" and "median_us" in one
+    }
+
+
+def _peer_cell(summary: Summary, name: str) -> str:
+    one = summary.timed.get(name)
+    if one is None:
+        return "-"
+    return f"{one['median_us']:.1f}" + ("" if one["check"]["passed"] else " (wrong)")
+
+
+def _absent(results: dict[str, Any]) -> list[str]:
+    """Why peers did not run: whole groups, and single rows."""
+    lines = [
+        f"* {group}: {about.get('skipped') or about.get('failed')}"
+        for group, about in results["groups"].items()
+        if "skipped" in about or "failed" in about
+    ]
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for one in results["measurements"]:
+        if "median_us" not in one:
+            reasons.setdefault((one["candidate"], one.get("skipped") or one["failed"]), []).append(one["row"])
+    lines += [f"* {name} on {', '.join(rows)}: {why}" for (name, why), rows in reasons.items()]
+    return lines or ["Every peer ran on every row."]
+
+
+def _errors(results: dict[str, Any]) -> list[list[str]]:
+    checked: dict[str, list[dict[str, Any]]] = {}
+    for one in results["measurements"]:
+        if "check" in one:
+            checked.setdefault(one["candidate"], []).append(one)
+    rows = []
+    for name, ones in checked.items():
+        checks = [one["check"] for one in ones]
+        rows.append([
+            name, ones[0]["format"], str(sum(check["rows"] for check in checks)),
+            f"{max(check['relative_error'] for check in checks):.2e}", f"{max(check['floor'] for check in checks):.2e}",
+            f"{max(check['worst_over_floor'] for check in checks):.2f}",
+        ])
+    return rows
+
+
+def _table(headings: list[str], rows: list[list[str]]) -> list[str]:
+    lines = ["| " + " | ".join(headings) + " |", "|" + "---|" + "---:|" * (len(headings) - 1)]
+    return lines + ["| " + " | ".join(row) + " |" for row in rows]
+
+
+def show(results: dict[str, Any]) -> None:
+    """Print the overview, the peers and what did not run to the terminal."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    summaries = summarize(results)
+    table = Table(title=f"{results['machine']['gpu']}: microseconds of one decode step, cold L2", title_justify="left")
+    for heading in ("row", "items", "floor", "ceiling", "ours", "ours / ceiling", "at most", "best peer", "best / ours"):
+        table.add_column(heading, justify="left" if heading in ("row", "best peer") else "right", no_wrap=heading == "row")
+    for s in summaries:
+        best = min(s.peers().items(), key=lambda pair: pair[1], default=(None, None))
+        table.add_row(
+            s.row.name, str(s.row.items), _us(s.median("floor")), _us(s.ceiling), _us(s.ours), _ratio(s.over_ceiling),
+            _ratio(s.row.at_most), "-" if best[0] is None else f"{best[0]} {best[1]:.1f}",
+            _ratio(best[1] / s.ours if best[1] and s.ours else None),
+        )
+    console.print(table)
+    for line in _absent(results):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def write(results: dict[str, Any], folder: Path) -> list[Path]:
+    """Write `results.json`, `table.md` and, where matplotlib is installed, the plots; returns what was written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = [folder / "results.json", folder / "table.md"]
+    written[0].write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    written[1].write_text(markdown(results) + "\n", encoding="utf-8")
+    try:
+        from . import plots
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        return written
+    return written + plots.draw(results, folder)

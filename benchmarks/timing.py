@@ -1,0 +1,131 @@
+"""GPU time of a captured launch, with caches cold: the one method by which everything here is timed.
+
+Before each sample a kernel reads a buffer of several times the L2 cache. Reading leaves clean lines; a buffer written
+instead would leave dirty ones, whose write-back the timed kernel would pay for. The read also keeps the GPU busy while
+the host enqueues, so that no gap of the host's falls between the two events around the graph's launch. Consecutive
+samples replay different decode steps. What remains in every figure is the cost of an empty kernel's launch, which is
+timed alike and reported as the floor.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from msa_cudacore.launch import device as device_module
+from msa_cudacore.launch.kernel import Geometry, Launch, load
+from msa_cudacore.portable import exact_arch
+from msa_cudacore.ptx.source import load as load_source
+
+__all__ = ["Stopwatch", "Timing"]
+
+_PROBE = Path(__file__).parent / "probe.cu"
+_READ_THREADS = 256
+_WARMUP_READS = 150
+"""Reads of the flush buffer ahead of a measurement, some 20 ms: an idle GPU takes milliseconds to raise its clocks."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Samples of one measurement, microseconds, in the order they were taken."""
+
+    samples: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.samples)
+
+    @property
+    def p10(self) -> float:
+        return self._quantile(0.1)
+
+    @property
+    def p90(self) -> float:
+        return self._quantile(0.9)
+
+    def _quantile(self, fraction: float) -> float:
+        return float(np.quantile(np.asarray(self.samples), fraction))
+
+
+class Stopwatch:
+    """Captures launches on a stream of its own and times their replays."""
+
+    def __init__(self, ordinal: int) -> None:
+        from cuda.core import Device, EventOptions
+
+        self.facts = device_module.facts(ordinal)
+        self.arch = exact_arch(self.facts.compute_capability)
+        self._device = Device(ordinal)
+        self._device.set_current()
+        self.stream = self._device.create_stream()
+        self._event = lambda: self._device.create_event(EventOptions(timing_enabled=True))
+        l2 = self._device.properties.l2_cache_size
+        self.l2_bytes = l2
+        self.flush_bytes = max(8 * l2, 256 << 20)
+        self._memories: list[Any] = []
+        self._flush = self._reader(self.flush_bytes)
+
+    def _reader(self, size: int) -> Launch:
+        """A launch that reads `size` bytes from end to end; they are its own, and zero."""
+        memory = self._device.allocate(size + 256, stream=self.stream)
+        memory.fill(0, stream=self.stream)
+        address = int(memory.handle)
+        geometry = Geometry(grid=8 * self.facts.multiprocessors, block=_READ_THREADS)
+        arguments = (np.uint64(address), np.int64(size // 16), np.uint64(address + size))
+        launch = self.bind(load_source(_PROBE), "read_buffer", geometry, arguments)
+        self._memories.append(memory)
+        return launch
+
+    def bind(self, source: str, entry: str, geometry: Geometry, arguments: Sequence[np.generic]) -> Launch:
+        """Compile and load an entry of one of our own sources, with its arguments."""
+        kernel = load(source, self.arch, entry, name=f"{entry}.cu", ordinal=self.facts.ordinal, geometry=geometry)
+        return Launch(kernel, geometry, arguments, entry=entry)
+
+    def empty_kernel(self) -> Callable[[], None]:
+        """Replay of a kernel that does nothing."""
+        launch = self.bind(load_source(_PROBE), "empty", Geometry(grid=1, block=32), ())
+        return self.capture(launch)
+
+    def linear_read(self, size: int = 2 << 30, samples: int = 20) -> Timing:
+        """Time to read `size` contiguous bytes, far beyond the cache: the memory's rate without a page list."""
+        launch = self._reader(size)
+        timing = self.time([self.capture(launch)], samples=samples)
+        self._memories.pop().close(self.stream)
+        return timing
+
+    def capture(self, enqueue: Callable[[Any], Any]) -> Callable[[], None]:
+        """Capture what `enqueue` launches on the stream it is given; calling the result replays it on ours."""
+        builder = self._device.create_graph_builder().begin_building()
+        enqueue(builder)
+        graph = builder.end_building().complete()
+        builder.close()
+        graph.upload(self.stream)
+        return lambda: graph.launch(self.stream)
+
+    def time(self, replays: Sequence[Callable[[], None]], *, samples: int) -> Timing:
+        """Time `samples` replays, taking turns among `replays`, on a GPU that was kept busy for some time before."""
+        for _ in range(_WARMUP_READS):
+            self._flush(self.stream)
+        for replay in replays:
+            self._flush(self.stream)
+            replay()
+        pairs = [(self._event(), self._event()) for _ in range(samples)]
+        for number, (before, after) in enumerate(pairs):
+            self._flush(self.stream)
+            self.stream.record(before)
+            replays[number % len(replays)]()
+            self.stream.record(after)
+        self.stream.sync()
+        return Timing(tuple((after - before) * 1e3 for before, after in pairs))
+
+    def close(self) -> None:
+        """Wait for the stream and free what the stopwatch allocated."""
+        self.stream.sync()
+        for memory in self._memories:
+            memory.close(self.stream)
+        self._memories = []

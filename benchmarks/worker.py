@@ -1,0 +1,174 @@
+"""Child process that measures one group of candidates over rows and prints one JSON record a line.
+
+Each group runs in a process of its own: a peer that faults loses its CUDA context, and one that hangs is killed, without
+harm to the figures of the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+from . import ceiling, environment, peers
+from .arrays import Arrays, choose
+from .candidates import Bench, Candidate, EmptyKernel, Ours, Prepared, Unavailable
+from .check import Oracle
+from .rows import Row, find
+from .timing import Stopwatch
+from .workload import Workload, build
+
+__all__ = ["OWN_GROUP", "RECORD", "main", "measure"]
+
+OWN_GROUP = "own"
+"""The group of the floor, the ceilings and this package's program."""
+RECORD = "\x1e"
+"""First character of a line that is a record; anything else that a child prints is its log."""
+_TRIAL_SAMPLES = 15
+
+
+def measure(
+    candidate: Candidate, workload: Workload, bench: Bench, oracle: Oracle, *, samples: int
+) -> dict[str, Any]:
+    """Choose the fastest variant of a candidate on a workload, time it, and check what it computed."""
+    variants = candidate.variants(workload, bench)
+    refused: dict[str, str] = {}
+    trials: dict[str, float] = {}
+    if len(variants) > 1:
+        for label, prepare in variants.items():
+            try:
+                prepared = prepare(workload.steps[0])
+            except Unavailable as error:
+                refused[label] = str(error)
+                continue
+            trials[label] = bench.stopwatch.time([prepared.replay], samples=_TRIAL_SAMPLES).median
+            del prepared
+        if not trials:
+            raise Unavailable("; ".join(f"{label}: {why}" for label, why in refused.items()))
+        label = min(trials, key=trials.__getitem__)
+    else:
+        (label,) = variants
+    prepared = [variants[label](step) for step in workload.steps]
+    before = environment.clocks(bench.stopwatch.facts.ordinal)
+    timing = bench.stopwatch.time([one.replay for one in prepared], samples=samples)
+    after = environment.clocks(bench.stopwatch.facts.ordinal)
+    record: dict[str, Any] = {
+        "configuration": ", ".join(filter(None, (prepared[0].description, label))),
+        "median_us": timing.median,
+        "p10_us": timing.p10,
+        "p90_us": timing.p90,
+        "samples_us": [round(sample, 3) for sample in timing.samples],
+        "clocks": {"before": before, "after": after},
+    }
+    if trials:
+        record["trials_us"] = {name: round(median, 3) for name, median in trials.items()}
+    if refused:
+        record["refused"] = refused
+    if prepared[0].out is not None:
+        record["check"] = _checked(candidate, prepared, bench, oracle)
+    return record
+
+
+def _checked(candidate: Candidate, prepared: list[Prepared], bench: Bench, oracle: Oracle) -> dict[str, Any]:
+    for one in prepared:
+        for array in (one.out, one.lse):
+            if array is not None:
+                bench.arrays.poison(array)
+    bench.arrays.finish()
+    for one in prepared:
+        one.replay()
+    bench.stopwatch.stream.sync()
+    results = [(one.out, None if one.lse is None else one.lse * one.lse_scale) for one in prepared]
+    return oracle.check(results, candidate.format, ours=candidate.kind == "ours").as_json()
+
+
+def _candidates(group: str, workload: Workload, cached: dict[str, list[Candidate]]) -> list[Candidate]:
+    if group == OWN_GROUP:
+        return [EmptyKernel(), *ceiling.ceilings(workload), Ours()]
+    if group not in cached:
+        cached[group] = peers.load(group)
+    return cached[group]
+
+
+def _records(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    # Peers are looked at before anything is allocated: one that is not installed costs nothing.
+    cached: dict[str, list[Candidate]] = {}
+    wanted = None
+    if options.group != OWN_GROUP:
+        try:
+            cached[options.group] = peers.load(options.group)
+        except Unavailable as error:
+            yield {"candidate": options.group, "skipped": str(error)}
+            return
+        wanted = peers.ARRAYS[options.group]
+    arrays = choose(options.device, wanted)
+    bench = Bench(Stopwatch(options.device), arrays)
+    yield {"environment": environment.versions(), "arrays": arrays.name}
+    if options.group == OWN_GROUP:
+        size = 2 << 30
+        yield {"linear_read_bytes": size, "linear_read_us": bench.stopwatch.linear_read(size).median}
+    finished = set(filter(None, options.finished.split(",")))
+    for row in find(options.rows):
+        yield from _row(row, options, bench, arrays, cached, finished)
+
+
+def _row(
+    row: Row, options: argparse.Namespace, bench: Bench, arrays: Arrays, cached: dict[str, list[Candidate]], finished: set[str]
+) -> Iterator[dict[str, Any]]:
+    started = time.monotonic()
+    workload = build(row, arrays, steps=options.steps, seed=options.seed)
+    oracle = Oracle(workload, rows=options.check_rows, seed=options.seed)
+    if options.group == OWN_GROUP:
+        yield {
+            "row": row.name,
+            "selected_bytes": workload.selected_bytes,
+            "distinct_bytes": workload.distinct_bytes,
+            "attended": workload.steps[0].host.attended,
+        }
+    for candidate in _candidates(options.group, workload, cached):
+        if f"{candidate.name}@{row.name}" in finished:
+            continue
+        about = {"row": row.name, "candidate": candidate.name}
+        yield {**about, "started": True}
+        about |= {"title": candidate.title, "format": candidate.format, "kind": candidate.kind}
+        try:
+            yield about | measure(candidate, workload, bench, oracle, samples=options.samples)
+        except Unavailable as error:
+            yield about | {"skipped": str(error)}
+        except Exception as error:
+            traceback.print_exc()
+            yield about | {"failed": f"{type(error).__name__}: {str(error).strip()[:300]}"}
+            # After a fault the context is lost and every later call fails too; a new process can go on.
+            bench.stopwatch.stream.sync()
+    workload.cache.clear()
+    del workload, oracle
+    arrays.release()
+    yield {"row": row.name, "seconds": round(time.monotonic() - started, 2)}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m msa_cudacore.benchmarks.worker")
+    parser.add_argument("--group", required=True)
+    parser.add_argument("--rows", required=True)
+    parser.add_argument("--device", type=int, default=0)
+    parser.add_argument("--samples", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--check-rows", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--finished", default="", help="candidate@row pairs to leave out")
+    parser.add_argument("--build", action="store_true", help="compile what the group needs, without touching the GPU")
+    options = parser.parse_args(arguments)
+    if options.build:
+        peers.build(options.group)
+        return 0
+    for record in _records(options):
+        print(RECORD + json.dumps(record), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,464 @@
+"""The benchmarks without a GPU: rows, checks, reports, the child processes, and that the ceilings compile."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+import textwrap
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from msa_cudacore import reference
+from msa_cudacore.benchmarks import ceiling, cli, peers, report, run, worker
+from msa_cudacore.benchmarks.candidates import Bench, Prepared, Unavailable
+from msa_cudacore.benchmarks.check import Oracle, attend
+from msa_cudacore.benchmarks.rows import ROWS, TILE_BYTES, find, select_pages
+from msa_cudacore.benchmarks.timing import Timing
+from msa_cudacore.benchmarks.workload import build
+from msa_cudacore.cli import main
+from msa_cudacore.launch import device as device_module
+from msa_cudacore.launch.compile import compile_cubin
+from msa_cudacore.ptx.source import load as load_source
+
+PUBLISHED_ITEMS = {
+    # flashinfer-ai/flashinfer, pull request 5875: work items of each row.
+    "tp1_b128_kv8k_q1": 512, "tp1_b32_kv64k_q1": 128, "tp1_b32_kv64k_q1_ragged": 128, "tp1_b16_kv64k_q1": 64,
+    "tp1_b8_kv100k_q1": 32, "tp1_b1_kv200k_q1": 4, "tp2_b64_kv16k_q1": 128, "tp4_b128_kv8k_q1": 128, "tp4_b1_kv1m_q1": 1,
+    "tp8_b128_kv64k_q1": 128, "tp1_b2_kv257_q1_tail": 8, "tp1_b32_kv8k_q2": 256, "tp1_b32_kv8k_q4": 512,
+    "tp1_b32_kv8k_q8": 1024, "tp4_b32_kv64k_q8": 256, "tp1_b8_kv100k_q8": 256,
+}  # fmt: skip
+
+
+class HostArrays:
+    """The array operations on host memory, so that workloads and checks run without a GPU."""
+
+    name = "numpy"
+    bf16_as_uint16 = False
+
+    def put(self, array):
+        return np.array(array)
+
+    def empty(self, shape, dtype):
+        return np.empty(shape, dtype)
+
+    def random_bytes(self, shape, seed):
+        return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+    def poison(self, array):
+        array.view(np.uint8)[...] = 0xFF
+
+    def pointer(self, array):
+        return array.ctypes.data
+
+    def finish(self):
+        pass
+
+    def release(self):
+        pass
+
+
+@pytest.fixture
+def small():
+    """A row of three requests of 700 tokens with two query tokens each, and two steps over its pool."""
+    row = replace(find("tp1_b32_kv8k_q2")[0], batch=3, kv_tokens=700)
+    return build(row, HostArrays(), steps=2, seed=5)
+
+
+def exact(workload):
+    """The float64 results of every step, from the whole pool."""
+    views = workload.views
+    return [
+        reference.decode(
+            step.q, views.k, views.v, step.q2k_indices, k_scale=views.k_scale, v_scale=views.v_scale,
+            page_table=step.page_table, seqused_k=step.seqused_k, k_global_scale=1.0, v_global_scale=1.0,
+            seqlen_q=workload.row.seqlen_q,
+        )
+        for step in workload.steps
+    ]
+
+
+def test_rows_have_the_published_work_items():
+    assert {row.name: row.items for row in ROWS if row.b200_us is not None} == PUBLISHED_ITEMS
+    assert {1, 2, 4, 8, 16, 32, 64, 128, 132, 133, 264, 265} <= {row.items for row in ROWS}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_selection_is_the_last_page_and_fifteen_others(row):
+    drawn = select_pages(row, np.random.default_rng(3))
+    lengths = np.repeat(drawn.lengths, row.seqlen_q)
+    visible = lengths - row.seqlen_q + np.tile(np.arange(row.seqlen_q), row.batch) + 1
+    blocks = -(-visible // 128)
+    assert drawn.q2k_indices.shape == (row.num_kv_heads, row.tokens, 16)
+    assert drawn.q.shape == (row.tokens, row.num_q_heads, 128) and drawn.q.dtype == ml_dtypes.bfloat16
+    for head in range(row.num_kv_heads):
+        for ids, count in zip(drawn.q2k_indices[head, :64], blocks[:64]):
+            kept = ids[ids >= 0]
+            assert kept.size == min(16, count) and (ids[kept.size :] == -1).all()
+            assert kept[-1] == count - 1 and (np.diff(kept) > 0).all()
+    used = drawn.page_table[drawn.page_table >= 0]
+    assert np.array_equal(np.sort(used), np.arange(row.num_pages))
+    assert (drawn.page_table >= 0).sum(axis=1).tolist() == (-(-drawn.lengths // 128)).tolist()
+
+
+def test_ragged_requests_differ_and_reach_half_of_the_context():
+    lengths = find("tp1_b32_kv64k_q1_ragged")[0].lengths
+    assert len(set(lengths.tolist())) > 16 and lengths.min() >= 32768 and lengths.max() <= 65536
+
+
+def test_tiles_and_bytes_follow_the_page_table(small):
+    step = small.steps[0].host
+    tiles = step.tiles
+    for token, head, j in np.argwhere(step.q2k_indices.transpose(1, 0, 2) >= 0):
+        block = step.q2k_indices[head, token, j]
+        assert tiles[token, head, j] == step.page_table[token // 2, block] * 4 + head
+    assert (tiles[step.q2k_indices.transpose(1, 0, 2) < 0] == -1).all()
+    assert small.selected_bytes == 6 * 4 * 6 * TILE_BYTES
+    # 700 tokens in six pages, all of which both tokens of a request select.
+    assert small.distinct_bytes == small.selected_bytes // 2
+    assert step.attended == 4 * 3 * (699 + 700)
+
+
+def test_steps_of_a_workload_differ(small):
+    first, second = (step.host for step in small.steps)
+    assert not np.array_equal(first.page_table, second.page_table)
+    assert not np.array_equal(first.q, second.q)
+
+
+def test_rows_are_found_by_name_and_by_beginning():
+    assert [row.name for row in find("tp4_b132,tp1_b1_")] == ["tp4_b132_kv8k_q1", "tp1_b1_kv200k_q1"]
+    assert [row.name for row in find("tp1_b32_kv64k_q1")] == ["tp1_b32_kv64k_q1"]
+    with pytest.raises(ValueError, match="'tp9'"):
+        find("tp1_b1_,tp9")
+    with pytest.raises(ValueError, match="no row is named"):
+        find(" , ")
+
+
+@pytest.mark.parametrize("cache_format", ["nvfp4", "bf16"])
+def test_the_check_passes_exact_results_and_refuses_wrong_ones(small, cache_format):
+    oracle = Oracle(small, rows=3, seed=2)
+    results = [(reference.round_to_bf16(out), lse.astype(np.float32)) for out, lse in exact(small)]
+    checked = oracle.check(results, cache_format, ours=True)
+    assert checked.passed and checked.rows == 6
+    assert checked.worst_over_floor == pytest.approx(1.0)
+    last = small.row.tokens - 1
+    for spoil in (1e-2, np.nan):
+        wrong = copy.deepcopy(results)
+        wrong[1][0][last, 37] *= ml_dtypes.bfloat16(1 + spoil)
+        assert not oracle.check(wrong, cache_format, ours=True).passed
+    assert not oracle.check([results[0], results[0]], cache_format, ours=False).passed
+
+
+def test_peers_are_held_to_the_values_that_their_cache_holds(small):
+    """An fp8 cache's exact results are no NVFP4 cache's, and are recognised as right."""
+    token = small.row.tokens - 1
+    step = small.steps[0]
+    outs = []
+    for one in small.steps:
+        out = np.zeros((small.row.tokens, small.row.num_q_heads, 128))
+        for t in range(small.row.tokens):
+            for head in range(small.row.num_kv_heads):
+                keys, values = fp8_pages(small, one, t, head)
+                mine = slice(head * 16, head * 16 + 16)
+                out[t, mine] = attend(one.host.q[t, mine], keys, values, np.arange(keys.shape[0] * 128).reshape(-1, 128) < one.host.visible[t])[0]
+        outs.append((reference.round_to_bf16(out), None))
+    oracle = Oracle(small, rows=3, seed=2)
+    assert oracle.check(outs, "fp8", ours=False).relative_error < 3e-3
+    assert not oracle.check(outs, "nvfp4", ours=False).passed
+    assert step.host.tiles[token].shape == (4, 16)
+
+
+def fp8_pages(workload, step, token, head):
+    """Keys and values of all six pages of a request, rounded to E4M3, by an independent spelling of the V swizzle."""
+    from msa_cudacore.nvfp4 import dequantize
+
+    pages = step.host.page_table[token // workload.row.seqlen_q]
+    k, v, k_scale, v_scale = (view[pages, head] for view in workload.views)
+    flat = v_scale.reshape(len(pages), -1)
+    linear = np.empty_like(v_scale)
+    for t in range(128):
+        for group in range(8):
+            linear[:, t, group] = flat[:, (t // 4) * 32 + group * 4 + t % 4]
+    return (
+        dequantize(codes, scales).astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
+        for codes, scales in ((k, k_scale), (v, linear))
+    )
+
+
+class FakeStopwatch:
+    """Replays at once; a replay's time is what the fake candidate says."""
+
+    class facts:
+        ordinal = 0
+        multiprocessors = 132
+
+    class stream:
+        @staticmethod
+        def sync():
+            pass
+
+    def time(self, replays, *, samples):
+        times = [replay() for replay in replays]
+        return Timing(tuple(times[number % len(times)] for number in range(samples)))
+
+
+class FakeCandidate:
+    name, title, format, kind = "fake", "a fake", "nvfp4", "peer"
+
+    def __init__(self, workload, spoil=1.0):
+        self.answers = {id(step): pair for step, pair in zip(workload.steps, exact(workload), strict=True)}
+        self.spoil = spoil
+
+    def variants(self, workload, bench):
+        def refuse(step):
+            raise Unavailable("too wide")
+
+        return {"slow": lambda step: self.prepare(step, 9.0), "fast": lambda step: self.prepare(step, 4.0), "none": refuse}
+
+    def prepare(self, step, microseconds):
+        out = np.zeros_like(step.q)
+        lse = np.zeros(step.q.shape[:2], np.float32)
+
+        def replay():
+            exact_out, exact_lse = self.answers[id(step)]
+            out[...] = reference.round_to_bf16(exact_out * self.spoil)
+            lse[...] = exact_lse / np.log(2)
+            return microseconds
+
+        return Prepared(replay, out, lse, float(np.log(2)))
+
+
+def test_the_fastest_variant_is_timed_on_every_step_and_checked(small, monkeypatch):
+    monkeypatch.setattr(worker.environment, "clocks", lambda ordinal: {"sm_mhz": 1980})
+    bench = Bench(FakeStopwatch(), small.arrays)
+    record = worker.measure(FakeCandidate(small), small, bench, Oracle(small, rows=2, seed=1), samples=7)
+    assert record["configuration"] == "fast" and record["median_us"] == 4.0 and len(record["samples_us"]) == 7
+    assert record["trials_us"] == {"slow": 9.0, "fast": 4.0} and record["refused"] == {"none": "too wide"}
+    assert record["check"]["passed"] and record["check"]["largest_lse_error"] < 1e-5
+    spoiled = worker.measure(FakeCandidate(small, 1.02), small, bench, Oracle(small, rows=2, seed=1), samples=7)
+    assert not spoiled["check"]["passed"]
+
+
+def test_quantiles_of_a_timing():
+    timing = Timing(tuple(float(n) for n in (5, 1, 2, 3, 4, 11, 6, 7, 8, 9, 10)))
+    assert (timing.median, timing.p10, timing.p90) == (6.0, 2.0, 10.0)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
+def test_ceilings_compile_without_spilling(arch):
+    for threads, loads in ceiling.REGISTER_SHAPES:
+        used = compile_cubin(ceiling.register_source(threads, loads), arch, use_cache=False).resources()["stream_registers"]
+        assert (used.stack_bytes, used.spill_store_bytes, used.spill_load_bytes) == (0, 0, 0)
+    assert {"empty", "read_buffer"} <= set(
+        compile_cubin(load_source(ceiling._FOLDER / "probe.cu"), arch, use_cache=False).resources()
+    )
+    if arch != "sm_80":
+        for sides in (1, 2):
+            used = compile_cubin(ceiling.bulk_source(sides), arch, use_cache=False).resources()["stream_bulk"]
+            assert (used.stack_bytes, used.spill_store_bytes, used.spill_load_bytes) == (0, 0, 0)
+
+
+def test_no_kernel_body_of_the_benchmarks_holds_assembly():
+    for path in [*ceiling._FOLDER.glob("*.cu"), *ceiling._FOLDER.glob("*.cuh")]:
+        assert "asm" not in path.read_text(encoding="utf-8"), path.name
+
+
+CHILD = """
+import json, sys, time
+finished = sys.argv[sys.argv.index("--finished") + 1].split(",")
+def say(**record):
+    print({mark!r} + json.dumps(record), flush=True)
+say(environment={{}}, arrays="numpy")
+for name, act in {acts!r}:
+    if name + "@tp1_b1_kv200k_q1" in finished:
+        continue
+    about = dict(row="tp1_b1_kv200k_q1", candidate=name)
+    say(**about, started=True)
+    if act == "die":
+        print("illegal memory access", flush=True)
+        sys.exit(3)
+    if act == "hang":
+        time.sleep(600)
+    say(**about, title=name, format="nvfp4", kind="peer", median_us=1.0)
+"""
+
+
+def run_children(monkeypatch, tmp_path, acts, seconds=60.0):
+    script = tmp_path / "child.py"
+    script.write_text(textwrap.dedent(CHILD.format(mark=worker.RECORD, acts=acts)))
+    monkeypatch.setattr(
+        run, "_command", lambda group, plan, finished: [sys.executable, str(script), "--finished", ",".join(finished)]
+    )
+    results = run.Results(about={})
+    run._run_group("triton", run.Plan(rows=find("tp1_b1_")), results, run.time.monotonic() + seconds, lambda *_: None)
+    return results
+
+
+def test_a_peer_that_kills_its_process_costs_its_own_figure_only(monkeypatch, tmp_path):
+    results = run_children(monkeypatch, tmp_path, [("first", "work"), ("bad", "die"), ("last", "work")])
+    found = {one["candidate"]: one for one in results.measurements}
+    assert list(found) == ["first", "bad", "last"]
+    assert found["first"]["median_us"] == found["last"]["median_us"] == 1.0
+    assert "ended with 3: illegal memory access" in found["bad"]["failed"]
+
+
+def test_a_peer_that_hangs_is_stopped(monkeypatch, tmp_path):
+    results = run_children(monkeypatch, tmp_path, [("first", "work"), ("bad", "hang")], seconds=3.0)
+    assert [one.get("failed") for one in results.measurements] == [None, "out of time"]
+    assert results.groups["triton"]["failed"] == "stopped: out of time"
+
+
+def test_a_child_that_cannot_start_is_reported_once(monkeypatch, tmp_path):
+    monkeypatch.setattr(run, "_command", lambda *_: [sys.executable, "-c", "raise SystemExit('no such thing')"])
+    results = run.Results(about={})
+    run._run_group("torch", run.Plan(rows=find("tp1_b1_")), results, run.time.monotonic() + 60, lambda *_: None)
+    assert "no such thing" in results.groups["torch"]["failed"] and results.measurements == []
+
+
+def test_an_absent_peer_says_why():
+    absent = {"flashinfer": "flashinfer", "unfused": "nvmath"}
+    for group, package in absent.items():
+        try:
+            found = peers.load(group)
+        except Unavailable as error:
+            assert "not installed" in str(error) or "cannot be imported" in str(error)
+        else:
+            assert found and package in sys.modules
+    with pytest.raises(ValueError, match="'vllm'"):
+        peers.load("vllm")
+
+
+def canned():
+    """Results of two rows: on one every peer ran, on the other one is wrong and one is missing."""
+
+    def timed(row, candidate, kind, us, cache_format="nvfp4", passed=True):
+        check = {
+            "passed": passed, "rows": 8, "relative_error": 1.7e-3, "floor": 1.6e-3, "worst_over_floor": 1.1,
+            "largest_lse_error": None, "problem": "" if passed else "out[0] is off",
+        }  # fmt: skip
+        about = {"row": row, "candidate": candidate, "group": "own", "title": candidate, "format": cache_format, "kind": kind}
+        figures = {"median_us": us, "p10_us": us - 0.1, "p90_us": us + 0.3, "samples_us": [us]}
+        return about | figures | ({} if kind in ("floor", "ceiling") else {"check": check})
+
+    big, late = "tp1_b32_kv8k_q8", "tp4_b1_kv1m_q1"
+    return {
+        "command": "msa-cudacore bench", "date": "2026-11-30T06:00:00+00:00", "version": "0.1.0", "kernels_sha256": "ab" * 32,
+        "machine": {
+            "gpu": "NVIDIA H200", "compute_capability": [9, 0], "multiprocessors": 132, "l2_bytes": 60 << 20,
+            "driver": "580.1", "cuda_driver_api": 13000, "nvrtc": "13.5", "platform": "Linux",
+        },
+        "versions": {"python": "3.12"}, "method": {"samples": 100, "rotating_steps": 4}, "seconds": 10.0,
+        "linear_read": {"linear_read_bytes": 2 << 30, "linear_read_us": 466.0},
+        "groups": {"own": {"arrays": "torch"}, "unfused": {"skipped": "nvmath is not installed"}},
+        "rows": {
+            big: {"selected_bytes": 301989888, "distinct_bytes": 133300224, "attended": 2093568},
+            late: {"selected_bytes": 294912, "distinct_bytes": 294912, "attended": 2048},
+        },
+        "measurements": [
+            timed(big, "floor", "floor", 4.0, "none"), timed(big, "ceiling_registers", "ceiling", 47.0),
+            timed(big, "ceiling_bulk", "ceiling", 44.0), timed(big, "ceiling_bulk_distinct", "ceiling", 36.0),
+            timed(big, "ours", "ours", 55.0), timed(big, "torch_sdpa_bf16", "peer", 990.0, "bf16"),
+            timed(big, "triton_nvfp4", "peer", 300.0), timed(late, "floor", "floor", 4.1, "none"),
+            timed(late, "ceiling_registers", "ceiling", 5.6), timed(late, "ours", "ours", 8.4),
+            timed(late, "triton_nvfp4", "peer", 7.0, passed=False),
+            {"row": late, "candidate": "torch_sdpa_bf16", "group": "torch", "title": "t", "format": "bf16", "kind": "peer",
+             "failed": "out of memory"},
+        ],
+    }  # fmt: skip
+
+
+def test_a_report_compares_with_the_better_ceiling_and_ignores_wrong_peers():
+    big, late = report.summarize(canned())
+    assert (big.ceiling, big.distinct_ceiling) == (44.0, 36.0)
+    assert big.over_ceiling == pytest.approx(1.25)
+    assert big.peers() == {"torch_sdpa_bf16": 990.0, "triton_nvfp4": 300.0} and big.peers("nvfp4") == {"triton_nvfp4": 300.0}
+    assert late.peers() == {} and late.distinct_ceiling is None
+
+
+def test_the_markdown_has_every_figure_and_every_reason():
+    text = report.markdown(canned())
+    for line in (
+        "| tp1_b32_kv8k_q8 | 1024 | 302.0 | 4.0 | 44.0 | 36.0 | 55.0 | 54.9 to 55.3 | 1.25 | 1.45 | 5.45 | 5.45 | 74.3 |",
+        "| tp4_b1_kv1m_q1 | 1 | 0.3 | 4.1 | 5.6 | - | 8.4 | 8.3 to 8.7 | 1.50 | 1.45 | - | - | 7.2 |",
+        "| tp4_b1_kv1m_q1 | 8.4 | - | 7.0 (wrong) |",
+        "* unfused: nvmath is not installed",
+        "* torch_sdpa_bf16 on tp4_b1_kv1m_q1: out of memory",
+        "A linear read of 2 GiB runs at 4.61 TB/s.",
+    ):
+        assert line in text.splitlines(), line
+
+
+def test_files_are_written_and_the_json_comes_back(tmp_path):
+    written = report.write(canned(), tmp_path / "h200")
+    assert [path.name for path in written] == ["results.json", "table.md", "time.svg", "fraction.svg", "roofline.svg"]
+    assert json.loads(written[0].read_text()) == canned()
+    for path in written[2:]:
+        text = path.read_text()
+        assert "<svg" in text and "NVIDIA H200" in text
+    assert "tp1_b32_kv8k_q8" in written[2].read_text()
+
+
+def test_a_wrong_or_missing_result_of_ours_is_a_failure():
+    results = canned()
+    assert report.failures(results) == []
+    ours = [one for one in results["measurements"] if one["candidate"] == "ours"]
+    ours[0]["check"] |= {"passed": False, "problem": "out[0] is off"}
+    del ours[1]["check"], ours[1]["median_us"]
+    ours[1]["failed"] = "launch failed"
+    assert report.failures(results) == [
+        "tp1_b32_kv8k_q8: ours does not match the oracle: out[0] is off",
+        "tp4_b1_kv1m_q1: ours did not run: launch failed",
+    ]
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(main, ["bench", *arguments])
+
+
+def test_rows_are_listed_without_a_gpu():
+    listed = invoke("--list")
+    assert listed.exit_code == 0
+    assert all(row.name in listed.output for row in ROWS) and "flashinfer" in listed.output
+
+
+def test_without_a_gpu_bench_says_so_in_one_line(monkeypatch):
+    monkeypatch.setattr(device_module, "count", lambda: 0)
+    failed = invoke()
+    assert failed.exit_code == 2
+    assert failed.stderr.strip() == "Error: bench needs a GPU: --device is 0 and no CUDA device is visible (see msa-cudacore doctor)"
+
+
+@pytest.mark.parametrize(
+    "arguments, named",
+    [(("--rows", "tp9"), "'tp9'"), (("--peers", "triton,vllm"), "'vllm'"), (("--samples", "2"), "'--samples'"),
+     (("--device", "-1"), "'--device'")],
+)  # fmt: skip
+def test_bad_options_are_named(arguments, named):
+    failed = invoke(*arguments)
+    assert failed.exit_code == 2 and named in failed.stderr
+
+
+def test_bench_writes_its_files_and_fails_when_ours_is_wrong(monkeypatch, tmp_path):
+    monkeypatch.setattr(cli, "_require_gpu", lambda device: None)
+    plans = []
+
+    def pretend(plan, *, command, progress):
+        plans.append(plan)
+        progress("own", "tp4_b1_kv1m_q1: ours")
+        results = run.Results(about={key: value for key, value in canned().items() if key not in ("groups", "rows", "measurements")})
+        results.groups, results.rows, results.measurements = (canned()[key] for key in ("groups", "rows", "measurements"))
+        return results
+
+    monkeypatch.setattr(run, "run", pretend)
+    passed = invoke("--quick", "--peers", "torch", "--output", str(tmp_path / "out"))
+    assert passed.exit_code == 0, passed.output
+    assert "tp4_b1_kv1m_q1" in passed.output and (tmp_path / "out" / "results.json").is_file()
+    assert plans[0].peers == ("torch",) and len(plans[0].rows) == 3 and plans[0].steps == 2
+    as_json = invoke("--json")
+    assert json.loads(as_json.stdout)["machine"]["gpu"] == "NVIDIA H200"
+    monkeypatch.setattr(report, "failures", lambda results: ["tp4_b1_kv1m_q1: ours does not match the oracle"])
+    assert invoke("--output", str(tmp_path / "out")).exit_code == 1
