@@ -97,7 +97,8 @@ def choose_configuration(problem: Problem, multiprocessors: int, splits: int | N
     best = _configuration(problem, 1, min(items, multiprocessors), 0)
     best_time: float = -(-items // multiprocessors) * pages
     for factor in SPLITS[1:]:
-        if factor > pages:
+        # Few pages are one CTA's work: the way of a single page through it takes longer than three more behind it.
+        if factor > pages or pages <= _SHORT_PAGES:
             break
         resident = multiprocessors // factor * factor
         rounds, rest = divmod(items, max(resident, 1))
@@ -132,12 +133,14 @@ def tensor_maps(call: Call) -> tuple[TiledMap, TiledMap]:
     beyond 4 GiB need no 64-bit address arithmetic.
     """
     maps = []
+    pages = call.problem.num_pages
     for tensor, rows, row_bytes in ((call.k, PAGE_SIZE, CODE_BYTES), (call.v, PAGE_SIZE // 2, 2 * CODE_BYTES)):
         page_stride, head_stride = tensor.canonical_strides()[:2]
         maps.append(
             TiledMap(
-                pointer=tensor.pointer,
-                shape=(call.problem.num_pages, call.problem.num_kv_heads, rows, row_bytes),
+                # An empty pool has no address; a map must have one, and no page id is legal, so it is never followed.
+                pointer=tensor.pointer if pages else call.q.pointer,
+                shape=(max(pages, 1), call.problem.num_kv_heads, rows, row_bytes),
                 strides=(page_stride, head_stride, row_bytes, 1),
                 box=(1, 1, rows, row_bytes),
                 swizzle=f"{row_bytes}B",
