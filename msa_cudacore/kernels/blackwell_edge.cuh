@@ -6,6 +6,7 @@
 #include "convert.cuh"
 #include "convert_fp4.cuh"
 #include "fence.cuh"
+#include "packed_f32.cuh"
 
 namespace blackwell {
 
@@ -28,94 +29,117 @@ __device__ __forceinline__ float round_up_e4m3(float x, u32& byte) {
   return subnormal ? steps * 0x1p-9f : __uint_as_float(normal);
 }
 
+// Sixteen elements as pairs, for the packed instructions.
+struct Block {
+  u64 pairs[BLOCK / 2];
+
+  __device__ __forceinline__ float largest_magnitude() const {
+    float top = 0.0f;
+#pragma unroll
+    for (u32 i = 0; i < BLOCK / 2; ++i) {
+      float low, high;
+      ptx::unpack_f32x2(pairs[i], low, high);
+      top = fmaxf(top, fmaxf(fabsf(low), fabsf(high)));
+    }
+    return top;
+  }
+
+  __device__ __forceinline__ Block times(float factor) const {
+    Block product;
+#pragma unroll
+    for (u32 i = 0; i < BLOCK / 2; ++i) {
+      product.pairs[i] = ptx::mul_f32x2(pairs[i], ptx::pack_f32x2(factor, factor));
+    }
+    return product;
+  }
+};
+
 struct Term {
   uint2 codes;
   u32 scale;
 };
 
-// The NVFP4 term nearest to the block in units of `unit`, which is subtracted from it.
-__device__ __forceinline__ Term take_term(float (&block)[BLOCK], float unit) {
-  float top = 0.0f;
+// Codes of eight elements, and the elements less the codes times the scale.
+__device__ __forceinline__ u32 take_codes(u64* rest, const u64* scaled, float scale) {
+  float elements[8];
 #pragma unroll
-  for (u32 i = 0; i < BLOCK; ++i) {
-    top = fmaxf(top, fabsf(block[i]));
+  for (u32 i = 0; i < 4; ++i) {
+    ptx::unpack_f32x2(scaled[i], elements[2 * i], elements[2 * i + 1]);
   }
+  const u32 codes = ptx::cvt_rn_satfinite_e2m1x8_f32(elements);
+  const u32 values[4] = {
+      ptx::cvt_rn_f16x2_e2m1x2<0>(codes), ptx::cvt_rn_f16x2_e2m1x2<1>(codes), ptx::cvt_rn_f16x2_e2m1x2<2>(codes),
+      ptx::cvt_rn_f16x2_e2m1x2<3>(codes)};
+#pragma unroll
+  for (u32 i = 0; i < 4; ++i) {
+    float low, high;
+    ptx::cvt_f32_f16x2(values[i], low, high);
+    rest[i] = ptx::fma_f32x2(ptx::pack_f32x2(low, high), ptx::pack_f32x2(-scale, -scale), rest[i]);
+  }
+  return codes;
+}
+
+// The NVFP4 term nearest to the block in units of `unit`, which is subtracted from it.
+__device__ __forceinline__ Term take_term(Block& block, float unit) {
   Term term;
   // 1/6 rounded up, so that the largest element stays within the largest code.
-  const float scale = round_up_e4m3(fminf(top * (0x1.555556p-3f / unit), 448.0f), term.scale) * unit;
-  // An all-zero block has scale zero; the product below must still be finite.
+  const float wanted = fminf(block.largest_magnitude() * (0x1.555556p-3f / unit), 448.0f);
+  const float scale = round_up_e4m3(wanted, term.scale) * unit;
+  // An all-zero block has scale zero; the products below must still be finite.
   const float inverse = scale > 0.0f ? ptx::rcp_approx_ftz_f32(scale) : 0.0f;
-  u32 words[2];
-#pragma unroll
-  for (u32 word = 0; word < 2; ++word) {
-    float scaled[8];
-#pragma unroll
-    for (u32 i = 0; i < 8; ++i) {
-      scaled[i] = block[8 * word + i] * inverse;
-    }
-    words[word] = ptx::cvt_rn_satfinite_e2m1x8_f32(scaled);
-    const u32 pairs[4] = {
-        ptx::cvt_rn_f16x2_e2m1x2<0>(words[word]), ptx::cvt_rn_f16x2_e2m1x2<1>(words[word]),
-        ptx::cvt_rn_f16x2_e2m1x2<2>(words[word]), ptx::cvt_rn_f16x2_e2m1x2<3>(words[word])};
-#pragma unroll
-    for (u32 pair = 0; pair < 4; ++pair) {
-      float low, high;
-      ptx::cvt_f32_f16x2(pairs[pair], low, high);
-      float* rest = block + 8 * word + 2 * pair;
-      rest[0] = fmaf(-scale, low, rest[0]);
-      rest[1] = fmaf(-scale, high, rest[1]);
-    }
-  }
-  term.codes = make_uint2(words[0], words[1]);
+  const Block scaled = block.times(inverse);
+  term.codes.x = take_codes(block.pairs, scaled.pairs, scale);
+  term.codes.y = take_codes(block.pairs + 4, scaled.pairs + 4, scale);
   return term;
 }
 
-// Eight threads hold a row of q each, of one query head; heads beyond the group are zero.
-__device__ __forceinline__ void load_query_block(const Arguments& arguments, const Item& item, float (&block)[BLOCK]) {
+// Eight threads hold a row of q, of one query head; heads beyond the group are zero.
+__device__ __forceinline__ Block load_query_block(const Arguments& arguments, const Item& item) {
   const u32 thread = threadIdx.x % ROLE_THREADS;
   const u32 head = thread / 8;
-  uint4 words[2] = {};
+  uint4 halves[2] = {};
   if (head < arguments.group) {
     const u8* row = arguments.q + item.row * arguments.q_row + (item.kv_head * arguments.group + head) * arguments.q_head;
     const uint4* source = reinterpret_cast<const uint4*>(row + thread % 8 * BLOCK * 2);
-    words[0] = source[0];
-    words[1] = source[1];
+    halves[0] = source[0];
+    halves[1] = source[1];
   }
+  Block block;
 #pragma unroll
   for (u32 half = 0; half < 2; ++half) {
-    const u32 pairs[4] = {words[half].x, words[half].y, words[half].z, words[half].w};
+    const u32 words[4] = {halves[half].x, halves[half].y, halves[half].z, halves[half].w};
 #pragma unroll
-    for (u32 pair = 0; pair < 4; ++pair) {
-      block[8 * half + 2 * pair] = __uint_as_float(pairs[pair] << 16);
-      block[8 * half + 2 * pair + 1] = __uint_as_float(pairs[pair] & 0xFFFF0000u);
+    for (u32 i = 0; i < 4; ++i) {
+      block.pairs[4 * half + i] =
+          ptx::pack_f32x2(__uint_as_float(words[i] << 16), __uint_as_float(words[i] & 0xFFFF0000u));
     }
   }
+  return block;
 }
 
 // Scales the row by a power of two that puts its largest element between 2^TOP_EXPONENT and twice that, and returns the
 // factor that undoes it. Rows below 2^-116 are scaled as far as a float can: their scores are zero all the same. A row with
-// an infinity or NaN gets the factor NaN and so becomes NaN.
-__device__ __forceinline__ float normalise(float (&block)[BLOCK]) {
-  float top = 0.0f;
-  bool finite = true;
+// an infinity or NaN becomes zero with the factor NaN, and so its scores NaN.
+__device__ __forceinline__ float normalise(Block& block) {
+  // NaN is larger than infinity as an integer, where fmaxf would lose it.
+  u32 top = 0;
 #pragma unroll
-  for (u32 i = 0; i < BLOCK; ++i) {
-    top = fmaxf(top, fabsf(block[i]));
-    finite = finite && (__float_as_uint(block[i]) & 0x7F800000u) != 0x7F800000u;
+  for (u32 i = 0; i < BLOCK / 2; ++i) {
+    top = max(top, static_cast<u32>(block.pairs[i]) & 0x7FFFFFFFu);
+    top = max(top, static_cast<u32>(block.pairs[i] >> 32) & 0x7FFFFFFFu);
   }
-  top = finite ? top : -minus_infinity();
 #pragma unroll
   for (u32 distance = 1; distance < 8; distance *= 2) {
-    top = fmaxf(top, __shfl_xor_sync(~0u, top, distance));
+    top = max(top, __shfl_xor_sync(~0u, top, distance));
   }
-  const i32 exponent = static_cast<i32>(__float_as_uint(top) >> 23) - 127;
+  if (top >= 0x7F800000u) {
+    block = {};
+    return not_a_number();
+  }
+  const i32 exponent = static_cast<i32>(top >> 23) - 127;
   const i32 shift = min(TOP_EXPONENT - exponent, 126);
-  const float factor = __uint_as_float(static_cast<u32>(127 + shift) << 23);
-#pragma unroll
-  for (u32 i = 0; i < BLOCK; ++i) {
-    block[i] = top < -minus_infinity() ? block[i] * factor : 0.0f;
-  }
-  return top < -minus_infinity() ? __uint_as_float(static_cast<u32>(127 - shift) << 23) : not_a_number();
+  block = block.times(__uint_as_float(static_cast<u32>(127 + shift) << 23));
+  return __uint_as_float(static_cast<u32>(127 - shift) << 23);
 }
 
 // Query terms to shared memory, their scales to tensor memory, the units of the scores to shared memory. The buffer is
@@ -127,8 +151,7 @@ __device__ __forceinline__ void prepare_query(
   const u32 lane = thread % 32;
   const u32 head = thread / 8;
   const u32 group = thread % 8;
-  float block[BLOCK];
-  load_query_block(arguments, item, block);
+  Block block = load_query_block(arguments, item);
   const float unit = normalise(block);
   if (group == 0) {
     shared.query_unit[item_buffer][head] = unit * arguments.score_scale;

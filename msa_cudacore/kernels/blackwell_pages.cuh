@@ -143,8 +143,8 @@ struct PendingPage {
 __device__ __forceinline__ void issue_scores(
     Shared& shared, u32 tensor, const Ring<STAGES>& ring, const PageBuffer& buffer, u32 item_buffer) {
   StageBarriers& stage = shared.stage_barriers[ring.index];
-  ptx::mbarrier_wait_parity(buffer.key_scales_full(), buffer.parity());
-  ptx::mbarrier_wait_parity(buffer.scores_free(), buffer.parity() ^ 1);
+  ptx::mbarrier_wait_parity(buffer.key_scales_full(), buffer.parity);
+  ptx::mbarrier_wait_parity(buffer.scores_free(), buffer.parity ^ 1);
   wait(stage.full, ring.parity);
   ptx::tcgen05_fence_after_thread_sync();
   const u64 keys = describe(KEYS_DESCRIPTOR, shared.stages[ring.index].keys);
@@ -168,8 +168,8 @@ __device__ __forceinline__ void issue_scores(
 // O^T += V^T P^T of the pending page, 16 tokens an MMA; `buffer` is that of the pending page.
 __device__ __forceinline__ void issue_output(
     Shared& shared, u32 tensor, const PageBuffer& buffer, const PendingPage& pending) {
-  ptx::mbarrier_wait_parity(buffer.values_full(), buffer.parity());
-  ptx::mbarrier_wait_parity(buffer.weights_full(), buffer.parity());
+  ptx::mbarrier_wait_parity(buffer.values_full(), buffer.parity);
+  ptx::mbarrier_wait_parity(buffer.weights_full(), buffer.parity);
   ptx::tcgen05_fence_after_thread_sync();
   const u64 weights = describe(WEIGHTS_DESCRIPTOR, shared.weights[buffer.index()]);
   const u32 values = buffer.tensor + TENSOR_VALUES;

@@ -24,6 +24,7 @@ constexpr u32 MAX_TOPK = 64;
 
 // Query heads of an item, padded: the least N of the output MMA, and the least that its A operand in tensor memory allows.
 constexpr u32 HEADS = 16;
+constexpr u32 WEIGHTS_BYTES = PAGE_TOKENS * HEADS * 2;
 
 // q is the sum of six NVFP4 terms. Terms 0, 2, 4 are the rows of the first pass of the score MMA, terms 1, 3, 5 those of
 // the second, which accumulates onto the same columns. Column group g counts 2^-5g: E4M3 scales alone span 2^17, too
@@ -134,7 +135,7 @@ struct alignas(64) PageBarriers {
 
 struct Shared {
   Stage stages[STAGES];
-  alignas(1024) u8 weights[BUFFERS][PAGE_TOKENS * HEADS * 2];  // P^T, float16 [128 tokens][16 heads], 32B swizzle
+  alignas(1024) u8 weights[BUFFERS][WEIGHTS_BYTES];  // P^T, float16 [128 tokens][16 heads], 32B swizzle
   u8 query_terms[BUFFERS][PASSES][PASS_BYTES];                 // [48 rows][64 bytes], 64B swizzle
   u8 query_scales[BUFFERS][PASSES][PASS_SCALES];               // [48 rows][8 groups], on the way to tensor memory
   alignas(16) float query_unit[BUFFERS][HEADS];                // score of a product in units of the scores in tensor memory
@@ -216,6 +217,7 @@ struct Ring {
 static_assert(BUFFERS == 2, "the page buffers take turns");
 struct PageBuffer {
   u32 page = 0;
+  u32 parity = 0;
   ptx::SharedAddress barriers;
   u32 tensor;  // columns of the buffer, in the lanes that the role works on
 
@@ -223,12 +225,12 @@ struct PageBuffer {
       : barriers(ptx::shared_address(shared.page_barriers)), tensor(lanes) {}
 
   __device__ __forceinline__ void advance() {
+    parity ^= page & 1;
     ++page;
     barriers ^= sizeof(PageBarriers);
     tensor ^= TENSOR_PAGE;
   }
 
-  __device__ __forceinline__ u32 parity() const { return page >> 1 & 1; }
   __device__ __forceinline__ u32 index() const { return page & 1; }
   __device__ __forceinline__ u32 key_scales_full() const { return at(__builtin_offsetof(PageBarriers, key_scales_full)); }
   __device__ __forceinline__ u32 scores_full() const { return at(__builtin_offsetof(PageBarriers, scores_full)); }

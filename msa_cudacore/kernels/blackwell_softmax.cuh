@@ -9,7 +9,9 @@
 #include "blackwell_plan.cuh"
 #include "convert.cuh"
 #include "fence.cuh"
+#include "opaque.cuh"
 #include "packed_f32.cuh"
+#include "shared_memory.cuh"
 
 namespace blackwell {
 
@@ -121,26 +123,26 @@ __device__ __forceinline__ void move_origins(
   }
   if (!first) {
     PageBuffer previous = buffer;
-    previous.advance();  // two buffers: the next is the one before
-    ptx::mbarrier_wait_parity(previous.output_done(), buffer.page - 1 >> 1 & 1);
+    previous.advance();  // of two buffers the next is the one before, where the parity turned one page earlier
+    ptx::mbarrier_wait_parity(previous.output_done(), previous.parity ^ 1);
     ptx::tcgen05_fence_after_thread_sync();
     rescale_output(output, factor);
   }
 }
 
-// Row `token` of P^T: 32 bytes, whose two halves swap places in every second group of four rows (32B swizzle).
-__device__ __forceinline__ void store_weights(u8* weights, u32 token, const float (&y)[HEADS]) {
-  uint4 halves[2];
+// Row of a token in P^T: 32 bytes, whose two halves swap places in every second group of four rows (32B swizzle).
+__device__ __forceinline__ ptx::SharedAddress weights_row(const u8* weights, u32 token) {
+  return ptx::shared_address(weights) + token * 32 + ((token >> 2 & 1) << 4);
+}
+
+__device__ __forceinline__ void store_weights(ptx::SharedAddress row, const float (&y)[HEADS]) {
 #pragma unroll
   for (u32 half = 0; half < 2; ++half) {
     const float* p = y + half * HEADS / 2;
-    halves[half] = make_uint4(
-        ptx::cvt_rn_f16x2_f32(p[1], p[0]), ptx::cvt_rn_f16x2_f32(p[3], p[2]), ptx::cvt_rn_f16x2_f32(p[5], p[4]),
-        ptx::cvt_rn_f16x2_f32(p[7], p[6]));
+    ptx::st_shared_v4_u32(
+        row ^ half << 4, ptx::cvt_rn_f16x2_f32(p[1], p[0]), ptx::cvt_rn_f16x2_f32(p[3], p[2]),
+        ptx::cvt_rn_f16x2_f32(p[5], p[4]), ptx::cvt_rn_f16x2_f32(p[7], p[6]));
   }
-  const u32 swap = (token >> 2 & 1) << 4;
-  *reinterpret_cast<uint4*>(weights + token * 32 + swap) = halves[0];
-  *reinterpret_cast<uint4*>(weights + token * 32 + (swap ^ 16)) = halves[1];
 }
 
 // What the edge warps need to finish the item.
@@ -170,8 +172,11 @@ __device__ __forceinline__ void publish_sums(
 __device__ __forceinline__ void softmax_role(Shared& shared, const Schedule& schedule, u32 tensor) {
   const u32 warp = threadIdx.x / 32 % 4;
   const u32 lane = threadIdx.x % 32;
-  const u32 token = threadIdx.x % ROLE_THREADS;
   const u32 quarter = tensor + lanes_of_warp(warp);
+  u32 token = threadIdx.x % ROLE_THREADS;
+  ptx::SharedAddress weights = weights_row(shared.weights[0], token);
+  ptx::opaque(token);
+  ptx::opaque(weights);
   Ring<SELECTIONS> slot;
   Ring<BUFFERS> item_buffer;
   PageBuffer buffer(shared, quarter);
@@ -191,7 +196,7 @@ __device__ __forceinline__ void softmax_role(Shared& shared, const Schedule& sch
     const u32 count = selection.count;
     for (u32 i = 0; i < count; ++i, buffer.advance()) {
       const u32 live = selection.pages[i].live;
-      ptx::mbarrier_wait_parity(buffer.scores_full(), buffer.parity());
+      ptx::mbarrier_wait_parity(buffer.scores_full(), buffer.parity);
       ptx::tcgen05_fence_after_thread_sync();
       float y[HEADS];
       load_scores(buffer.tensor + TENSOR_SCORES, buffer.scores_free(), state, y);
@@ -203,7 +208,8 @@ __device__ __forceinline__ void softmax_role(Shared& shared, const Schedule& sch
         }
       }
       const bool first = i == 0;
-      if (ptx::barrier_cta_red_or(SOFTMAX_BARRIER, ROLE_THREADS, first || largest(y) > ORIGIN_MARGIN)) {
+      const bool too_large = largest(y) > ORIGIN_MARGIN;
+      if (ptx::barrier_cta_red_or(SOFTMAX_BARRIER, ROLE_THREADS, first | too_large)) {
         move_origins(shared, warp, lane, output, first, buffer, state, y);
       }
 #pragma unroll
@@ -214,8 +220,8 @@ __device__ __forceinline__ void softmax_role(Shared& shared, const Schedule& sch
       for (u32 pair = 0; pair < HEADS / 2; ++pair) {
         state.sum[pair] = ptx::add_f32x2(state.sum[pair], ptx::pack_f32x2(y[2 * pair], y[2 * pair + 1]));
       }
-      ptx::mbarrier_wait_parity(buffer.output_done(), buffer.parity() ^ 1);
-      store_weights(shared.weights[buffer.index()], token, y);
+      ptx::mbarrier_wait_parity(buffer.output_done(), buffer.parity ^ 1);
+      store_weights(weights + buffer.index() * WEIGHTS_BYTES, y);
       ptx::fence_proxy_async_shared_cta();
       arrive_warp(buffer.weights_full());
     }

@@ -6,6 +6,7 @@
 #include "convert_fp4.cuh"
 #include "fence.cuh"
 #include "ldmatrix.cuh"
+#include "logic.cuh"
 
 namespace blackwell {
 
@@ -52,7 +53,8 @@ __device__ __forceinline__ void move_key_scales(const Stage& stage, u32 destinat
   ptx::tcgen05_st_32x32b(destination, words);
 }
 
-__device__ __forceinline__ u32 select(u32 a, u32 b, u32 mask) { return (a & mask) | (b & ~mask); }
+// a where the mask has ones, b elsewhere.
+__device__ __forceinline__ u32 select(u32 a, u32 b, u32 mask) { return ptx::lop3_b32<0xE4>(a, b, mask); }
 
 // Eight token pairs of one dim parity: E2M1 codes of two tokens in each byte, times the two scales of the pair. Exact: a
 // product of a 2-bit and a 4-bit significand, between 2^-10 and 2688.
@@ -114,14 +116,14 @@ __device__ __forceinline__ void value_role(Shared& shared, const Schedule& sched
         clear_stale_scales(stage, live);
       }
       // The score MMA that read these scale columns before is the one whose scores this barrier announces.
-      ptx::mbarrier_wait_parity(buffer.scores_full(), buffer.parity() ^ 1);
+      ptx::mbarrier_wait_parity(buffer.scores_full(), buffer.parity ^ 1);
       ptx::tcgen05_fence_after_thread_sync();
       move_key_scales(stage, buffer.tensor + TENSOR_KEY_SCALES, lane);
       ptx::tcgen05_wait_st();
       ptx::tcgen05_fence_before_thread_sync();
       arrive_warp(buffer.key_scales_full());
 
-      ptx::mbarrier_wait_parity(buffer.output_done(), buffer.parity() ^ 1);
+      ptx::mbarrier_wait_parity(buffer.output_done(), buffer.parity ^ 1);
       ptx::tcgen05_fence_after_thread_sync();
       transpose_values(stage, buffer.tensor + TENSOR_VALUES, where);
       ptx::tcgen05_wait_st();

@@ -98,6 +98,11 @@ __device__ __forceinline__ void st_shared_v4_f32(SharedAddress a, float x, float
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(a), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
 }
 
+// st.shared.v4.u32 [a], {x, y, z, w};  PTX ISA 1.0. 16-byte aligned.
+__device__ __forceinline__ void st_shared_v4_u32(SharedAddress a, u32 x, u32 y, u32 z, u32 w) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(a), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+}
+
 // st.shared.v2.u64 [a], {x, y};  PTX ISA 1.0. 16-byte aligned.
 __device__ __forceinline__ void st_shared_v2_u64(SharedAddress a, u64 x, u64 y) {
   asm volatile("st.shared.v2.u64 [%0], {%1, %2};" ::"r"(a), "l"(x), "l"(y) : "memory");
