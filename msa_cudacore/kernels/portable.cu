@@ -131,7 +131,9 @@ __device__ __forceinline__ RowScale bounded_scale(float score_scale, int row_exp
   const float magnitude = fabsf(score_scale);
   const int scale_exponent = static_cast<int>(__float_as_uint(magnitude) >> 23) - 127;
   const int cut = max(0, row_exponent + scale_exponent - 105);
-  return {times_power_of_two(magnitude, row_exponent - cut), times_power_of_two(1.0f, cut)};
+  // A scale that underflowed to zero would turn the -inf of a hidden token into NaN; scores below 2^20 make this one as good.
+  const float scale = fmaxf(times_power_of_two(magnitude, row_exponent - cut), 0x1p-126f);
+  return {scale, times_power_of_two(1.0f, cut)};
 }
 
 // Sixteen bfloat16 of a row, as eight lanes hold a row.
