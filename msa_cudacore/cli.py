@@ -111,8 +111,8 @@ def demo(
 
 
 @main.command()
-@click.option("--input", "source", required=True, type=click.Path(dir_okay=False), help="Problem, npz (keys: msa_cudacore.case_file).")
-@click.option("--output", "target", required=True, type=click.Path(dir_okay=False), help="Results: out (bfloat16 bits), lse.")
+@click.option("--input", "source", required=True, type=click.Path(dir_okay=False), help="Problem, npz; `demo --save` writes one.")
+@click.option("--output", "target", required=True, type=click.Path(dir_okay=False), help="Results, npz.")
 @click.option("--check/--no-check", default=False, show_default=True, help="Also compare with the float64 oracle.")
 @_BACKEND
 @_FRAMEWORK
@@ -123,8 +123,25 @@ def decode(
 ) -> None:
     """Decode a saved problem.
 
-    The output npz holds `out` (bfloat16 as uint16 bits, [batch * seqlen_q, Hq, 128]), `out_dtype` ("bfloat16"), `lse`
-    (float32, natural logarithm), `program` and `splits`.
+    \b
+    The input npz holds:
+      q                [batch * seqlen_q, Hq, 128]: float32, or bfloat16 bits
+                       as uint16 with q_dtype = "bfloat16"
+      k, v             uint8 [pages, Hkv, 128, 64]
+      k_scale, v_scale uint8 [pages, Hkv, 128, 8], v_scale swizzled
+      q2k_indices      int32 [Hkv, batch * seqlen_q, topk]
+      page_table       int32 [batch, max_pages]
+      seqused_k        int32 [batch]
+      k_global_scale, v_global_scale, and optionally seqlen_q, softmax_scale,
+      scale_dtype ("float8_e4m3fn"); or, for the four cache arrays, one
+      pool: uint8 [pages, page_bytes] with num_kv_heads, or
+      [pages, 2, Hkv, 128, 72].
+
+    \b
+    The output npz holds:
+      out              bfloat16 bits as uint16 [batch * seqlen_q, Hq, 128]
+      lse              float32 [batch * seqlen_q, Hq], natural logarithm
+      out_dtype ("bfloat16"), program, splits
     """
     import numpy as np
 

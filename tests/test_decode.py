@@ -228,6 +228,19 @@ def test_rows_do_not_depend_on_their_batch(main_target, rng):
             assert bits((out[rows], lse[rows])) == bits(alone), f"request {request}, splits {splits}"
 
 
+def test_rows_differ_by_two_units_at_most_when_splits_follow_the_batch(main_target, rng):
+    """The automatic split factor depends on the batch; a row then changes by roundings alone."""
+    case = random_case(rng, group=16, num_kv_heads=2, seqlen_q=1, topk=16, lengths=rng.integers(1, 2049, 128), hostile=False)
+    first = main_target.run(rows_of(case, 0))[0]
+    for batch in (8, 32, 128):
+        some = replace(case, q=case.q[:batch], q2k_indices=case.q2k_indices[:, :batch], page_table=case.page_table[:batch],
+                       seqused_k=case.seqused_k[:batch])
+        out = main_target.run(some)[0][:1]
+        # bfloat16 has 8 significant bits; small elements carry the absolute error of the row's large ones.
+        unit = 2.0**-7 * np.maximum(np.abs(first.astype(float)), np.abs(first.astype(float)).max(axis=-1, keepdims=True) / 8)
+        assert (np.abs(out.astype(float) - first.astype(float)) <= 2 * unit).all(), f"batch {batch}"
+
+
 @pytest.mark.parametrize("splits", [None, 1])
 def test_width_of_the_page_table_does_not_matter(main_target, splits, rng):
     case = random_case(rng, group=8, num_kv_heads=2, seqlen_q=1, topk=16, lengths=np.array([500]), max_pages=4)

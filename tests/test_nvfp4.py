@@ -131,7 +131,7 @@ def test_quantize_error_is_bounded_by_the_format(rng):
 
 def test_quantize_of_zeros_and_of_values_below_the_format():
     packed, scales = nvfp4.quantize(np.array([[0.0] * 16 + [1e-9, -1e-9] * 8]), 1.0)
-    assert scales.tolist() == [[0, 0]]
+    assert scales.tolist() == [[0, 0]] and not (packed & 0x77).any(), "a block without a scale holds zero codes"
     assert nvfp4.dequantize(packed, scales).tolist() == [[0.0] * 32]
 
 
