@@ -1,0 +1,204 @@
+"""Vector clocks: who knows what has happened.
+
+Every warp and every asynchronous agent has a *slot*. Row s of VC holds, for each slot t, the last clock value of t that
+s knows of (columns 0..S-1, "seen") and the last value whose writes were also made visible to the async proxy by
+fence.proxy.async (columns S..2S-1, "proxied"). An access stamped (t, c) happens before s's present iff c <= VC[s, t].
+
+Synchronising through memory follows the fence rules of the PTX memory model: a release publishes the whole row, a
+relaxed access after a fence publishes the row the fence saw (VF), an acquire takes a published row over at once, a
+relaxed read keeps it aside (VP) until the next fence. Scopes are not distinguished: a `.cta` fence counts as `.sys`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import numpy as np
+
+from .bitcast import U0
+from .jit import compiled, inlined
+from .layout import G_SYNC_USED
+
+#: columns of K: first clock of the present CTA in this slot, what it knows of earlier CTAs of its own slot,
+#: whether VF (published by a fence) and VP (kept until a fence) hold anything
+(K_START, K_OWN, K_FENCED, K_PENDING) = range(4)
+
+
+@inlined
+def join_rows(target, source):
+    """target = max(target, source), element by element."""
+    for i in range(target.shape[0]):
+        if source[i] > target[i]:
+            target[i] = source[i]
+
+
+@compiled
+def acquire_into(VC, K, slot, row):
+    """Take over a published row; keeps what it says about earlier CTAs of the slot itself apart."""
+    own = VC[slot, slot]
+    for i in range(VC.shape[1]):
+        if row[i] > VC[slot, i]:
+            VC[slot, i] = row[i]
+    if row[slot] < K[slot, K_START] and row[slot] > K[slot, K_OWN]:
+        K[slot, K_OWN] = row[slot]
+    VC[slot, slot] = own
+
+
+@compiled
+def fence(VC, VF, VP, K, slot):
+    """membar / fence.acq_rel / fence.sc by a warp."""
+    if K[slot, K_PENDING]:
+        acquire_into(VC, K, slot, VP[slot])
+        VP[slot, :] = 0
+        K[slot, K_PENDING] = 0
+    VF[slot, :] = VC[slot, :]
+    K[slot, K_FENCED] = 1
+    VC[slot, slot] += 1
+
+
+@compiled
+def proxy_fence(VC, slot):
+    """fence.proxy.async: everything known so far becomes visible to the async proxy too."""
+    half = VC.shape[1] // 2
+    for i in range(half):
+        if VC[slot, i] > VC[slot, half + i]:
+            VC[slot, half + i] = VC[slot, i]
+    VC[slot, slot] += 1
+
+
+@inlined
+def find_sync(SK, address, insert):
+    """Index of `address` in the open-addressing table of synchronisation words, -1 when absent."""
+    size = np.uint64(SK.shape[0])
+    at = (address * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(40)
+    while True:
+        at = at % size
+        if SK[at] == address:
+            return np.int64(at)
+        if SK[at] == U0:
+            if insert:
+                SK[at] = address
+                return np.int64(at)
+            return np.int64(-1)
+        at += np.uint64(1)
+
+
+@compiled
+def publish(VC, VF, K, SK, SV, G, slot, address, release, update):
+    """A strong write (or the write half of an atomic, `update`) by `slot` to the host address."""
+    if not release and K[slot, K_FENCED] == 0:
+        if not update:
+            at = find_sync(SK, address, False)
+            if at >= 0:
+                SV[at, :] = 0
+        return
+    at = find_sync(SK, address, False)
+    if at < 0:
+        at = find_sync(SK, address, True)
+        G[G_SYNC_USED] += 1
+        SV[at, :] = 0
+    row = VC[slot] if release else VF[slot]
+    if update:
+        join_rows(SV[at], row)
+    else:
+        SV[at, :] = row
+    if release:
+        VC[slot, slot] += 1
+
+
+@compiled
+def observe(VC, VP, K, SK, SV, slot, address, acquire):
+    """A strong read (or the read half of an atomic)."""
+    at = find_sync(SK, address, False)
+    if at < 0:
+        return
+    if acquire:
+        acquire_into(VC, K, slot, SV[at])
+    else:
+        join_rows(VP[slot], SV[at])
+        K[slot, K_PENDING] = 1
+
+
+class Clocks:
+    """The clock state of one launch, for the Python side: same arrays, same rules as the compiled loop."""
+
+    def __init__(self, slots: int, barriers: int, sync_words: int = 1 << 12) -> None:
+        self.slots = slots
+        self.VC = np.zeros((slots, 2 * slots), np.int64)
+        self.VF = np.zeros((slots, 2 * slots), np.int64)
+        self.VP = np.zeros((slots, 2 * slots), np.int64)
+        self.K = np.zeros((slots, 4), np.int64)
+        self.BV = np.zeros((max(barriers, 1), 2 * slots), np.int64)
+        self.SK = np.zeros(sync_words, np.uint64)
+        self.SV = np.zeros((sync_words, 2 * slots), np.int64)
+        for slot in range(slots):
+            self.VC[slot, slot] = 1
+        self.objects: dict[Hashable, np.ndarray] = {}
+
+    def start(self, slot: int, parent: int | None = None) -> None:
+        """A new warp or agent begins in `slot`; it knows what `parent` knows, or nothing."""
+        clock = self.VC[slot, slot] + 1
+        if parent is None:
+            self.VC[slot, :] = 0
+        else:
+            self.VC[slot, :] = self.VC[parent]
+        self.VC[slot, slot] = clock
+        self.VF[slot, :] = 0
+        self.VP[slot, :] = 0
+        self.K[slot, K_FENCED] = self.K[slot, K_PENDING] = 0
+        if parent is None:
+            self.K[slot, K_START], self.K[slot, K_OWN] = clock, 0
+        else:
+            # The slot's earlier agents stay on record for others; K_START moves only when a cluster starts.
+            self.VC[parent, parent] += 1
+
+    def release_fenced(self, slot: int, key: Hashable) -> None:
+        """A relaxed operation's release: publishes what the slot's last fence saw, nothing without one."""
+        if self.K[slot, K_FENCED]:
+            row = self.objects.setdefault(key, np.zeros(2 * self.slots, np.int64))
+            np.maximum(row, self.VF[slot], out=row)
+
+    def release(self, slot: int, key: Hashable) -> None:
+        """Join the slot's knowledge into the object `key` and step the slot's clock."""
+        row = self.objects.get(key)
+        if row is None:
+            self.objects[key] = self.VC[slot].copy()
+        else:
+            np.maximum(row, self.VC[slot], out=row)
+        self.VC[slot, slot] += 1
+
+    def acquire(self, slot: int, key: Hashable) -> None:
+        """Take over what was released into `key` (nothing if nobody released)."""
+        row = self.objects.get(key)
+        if row is not None:
+            acquire_into(self.VC, self.K, slot, row)
+
+    def forget(self, key: Hashable) -> None:
+        self.objects.pop(key, None)
+
+    def release_row(self, slot: int, row: np.ndarray) -> None:
+        np.maximum(row, self.VC[slot], out=row)
+        self.VC[slot, slot] += 1
+
+    def acquire_row(self, slot: int, row: np.ndarray) -> None:
+        acquire_into(self.VC, self.K, slot, row)
+
+    def join(self, target: int, source: int) -> None:
+        """target now knows what source knows."""
+        acquire_into(self.VC, self.K, target, self.VC[source].copy())
+        self.VC[source, source] += 1
+
+    def proxy_fence(self, slot: int) -> None:
+        proxy_fence(self.VC, slot)
+
+    def fence(self, slot: int) -> None:
+        fence(self.VC, self.VF, self.VP, self.K, slot)
+
+    def grow_sync_table(self) -> None:
+        """Double the table of synchronisation words (the compiled loop asks when it is half full)."""
+        keys, rows = self.SK, self.SV
+        self.SK = np.zeros(2 * len(keys), np.uint64)
+        self.SV = np.zeros((2 * len(keys), rows.shape[1]), np.int64)
+        for key, row in zip(keys, rows):
+            if key:
+                self.SV[find_sync(self.SK, key, True)] = row

@@ -1,0 +1,387 @@
+"""Loads, stores and atomics of a warp, with bounds, alignment, initialisation and happens-before checks.
+
+An access goes through three steps: addresses of all lanes are resolved to host pointers (T[0]), offsets (T[1]) and
+owners (T[2]); the shadow cells are checked and updated; the bytes move. Nothing is written before every lane passed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .atomics import atomic_result
+from .bitcast import U0, U1, U3, U63, load8, load16, load32, load64, load_bytes, signed, store8, store32, store64, store_bytes
+from .jit import compiled, inlined
+from .layout import (
+    A_BEGIN, A_END, A_FLAGS, A_HOST, A_READ, A_READ_ONLY, A_WRITE, C_ALIVE, C_CLUSTER_SIZE, C_FIRST_CTA, C_GRANULES,
+    C_GROUP_SLOT, C_GROUP_SLOTS, C_INIT, C_RANK, C_READ, C_READ_LINES, C_READERS, C_SHARED, C_SHARED_END, C_WRITE,
+    F_ALIGN, F_BOUNDS, F_CLUSTER_EXIT, F_RACE_READ, F_RACE_WRITE, F_READ_ONLY, F_SPACE, F_UNINITIALISED,
+    G_CHECK_MEMORY, G_CHECK_RACES, G_CHECK_SHARED_RACES, G_CHECK_UNINITIALISED, G_LOCAL_HOST, G_LOCAL_INIT,
+    G_LOCAL_SIZE, LOCAL_WINDOW, OFFSET_MASK, OUT_ADDRESS, OUT_AUX, OUT_AUX2, OUT_LANE, OUT_SIZE, RANK_SHIFT,
+    SHARED_RESERVED, SHARED_WINDOW, SPACE_FRAME, SPACE_GENERIC, SPACE_GLOBAL, SPACE_LOCAL, SPACE_SHARED_CTA, W_CTA,
+)
+
+_SHARED = np.uint64(SHARED_WINDOW)
+_LOCAL = np.uint64(LOCAL_WINDOW)
+_WINDOW = np.uint64(1 << 40)
+_M32 = np.uint64(0xFFFFFFFF)
+_FOUR = np.uint64(0x01010101)
+
+# Owner codes in T[2]: a CTA index for shared, _LOCAL_OWNER for local, _GLOBAL_OWNER + allocation for the rest.
+_LOCAL_OWNER = np.uint64(1 << 40)
+_GLOBAL_OWNER = np.uint64(1 << 41)
+
+
+@inlined
+def find_allocation(A, address):
+    """Index of the allocation that begins at or below `address`, -1 when there is none."""
+    low, high = 0, A.shape[0]
+    while low < high:
+        middle = (low + high) >> 1
+        if np.uint64(A[middle, A_BEGIN]) <= address:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1
+
+
+@inlined
+def fault(OUT, code, lane, address, aux, aux2):
+    OUT[OUT_LANE] = lane
+    OUT[OUT_ADDRESS] = np.int64(address)
+    OUT[OUT_AUX] = np.int64(aux)
+    OUT[OUT_AUX2] = np.int64(aux2)
+    return code
+
+
+@compiled
+def resolve_lanes(F, A, C, W, G, T, OUT, slot, a, offset, space, size, writes, m):
+    """Fill T[0..2] for the lanes of `m`. `size` is the whole access of a lane in bytes. Returns a fault code or 0."""
+    mine = W[slot, W_CTA]
+    allocation = -1
+    begin, end = U0, U0
+    OUT[OUT_SIZE] = size
+    usize = np.uint64(size)
+    for i in range(32):
+        if (m >> np.uint64(i)) & U1 == U0:
+            continue
+        address = F[a, i] + np.uint64(offset)
+        where = space
+        if space == SPACE_GENERIC:
+            window = address >> np.uint64(40)
+            if window == _SHARED >> np.uint64(40):
+                where = SPACE_SHARED_CTA + 1
+                address &= _M32
+            elif window == _LOCAL >> np.uint64(40):
+                where = SPACE_LOCAL
+                address &= _WINDOW - U1
+            else:
+                where = SPACE_GLOBAL
+        if address % usize:
+            return fault(OUT, F_ALIGN, i, address, where, 0)
+        if where == SPACE_GLOBAL:
+            if not (begin <= address and address + usize <= end):
+                allocation = find_allocation(A, address)
+                if allocation < 0:
+                    return fault(OUT, F_BOUNDS, i, address, where, -1)
+                begin, end = np.uint64(A[allocation, A_BEGIN]), np.uint64(A[allocation, A_END])
+                if address + usize > end or address + usize < address:
+                    return fault(OUT, F_BOUNDS, i, address, where, allocation)
+            if writes and A[allocation, A_FLAGS] & A_READ_ONLY:
+                return fault(OUT, F_READ_ONLY, i, address, where, allocation)
+            T[0, i] = np.uint64(A[allocation, A_HOST]) + (address - begin)
+            T[1, i] = address - begin
+            T[2, i] = _GLOBAL_OWNER + np.uint64(allocation)
+        elif where == SPACE_LOCAL or where == SPACE_FRAME:
+            if address + usize > np.uint64(G[G_LOCAL_SIZE]):
+                return fault(OUT, F_BOUNDS, i, address, where, 0)
+            at = np.uint64((slot * 32 + i) * G[G_LOCAL_SIZE]) + address
+            T[0, i] = np.uint64(G[G_LOCAL_HOST]) + at
+            T[1, i] = at
+            T[2, i] = _LOCAL_OWNER
+        else:
+            address &= _M32
+            rank = np.int64(address >> np.uint64(RANK_SHIFT))
+            at = address & np.uint64(OFFSET_MASK)
+            cta = mine
+            if rank != C[mine, C_RANK]:
+                if where == SPACE_SHARED_CTA:
+                    return fault(OUT, F_SPACE, i, address, where, rank)
+                if rank >= C[mine, C_CLUSTER_SIZE]:
+                    return fault(OUT, F_BOUNDS, i, address, where, rank)
+                cta = C[mine, C_FIRST_CTA] + rank
+                if C[cta, C_ALIVE] == 0:
+                    return fault(OUT, F_CLUSTER_EXIT, i, address, where, rank)
+            if at < np.uint64(SHARED_RESERVED) or at + usize > np.uint64(C[cta, C_SHARED_END]):
+                return fault(OUT, F_BOUNDS, i, address, where, rank)
+            T[0, i] = np.uint64(C[cta, C_SHARED]) + at
+            T[1, i] = at
+            T[2, i] = np.uint64(cta)
+    return 0
+
+
+@inlined
+def unordered(cell, bits, strong, slot, VC, K, shared):
+    """True when the access recorded in `cell` is not ordered before the present one and touches the same bytes."""
+    if cell & bits == U0 or (strong and (cell >> np.uint64(4)) & U1 != U0):
+        return False
+    other = np.int64((cell >> np.uint64(24)) & np.uint64(0xFFF))
+    clock = np.int64(cell >> np.uint64(36))
+    if other == slot:
+        # An earlier CTA used this slot: its accesses are not in program order with ours.
+        return not shared and clock < K[slot, 0] and clock > K[slot, 1]
+    if clock <= VC[slot, other]:
+        return False
+    return not (shared and clock < K[other, 0])
+
+
+@inlined
+def line_has_readers(C, VC, K, cta, slot, line):
+    """True when some other slot's last read of this 128-byte line is not known to be ordered before `slot`."""
+    first, count = C[cta, C_GROUP_SLOT], C[cta, C_GROUP_SLOTS]
+    readers = load64(np.uint64(C[cta, C_READERS]) + np.uint64(8) * np.uint64(line))
+    lines = (C[cta, C_GRANULES] + 31) >> 5
+    bit = 0
+    while readers != U0:
+        if readers & U1:
+            row = bit
+            while row < count:
+                other = first + row
+                if other != slot:
+                    clock = np.int64(load64(np.uint64(C[cta, C_READ_LINES] + 8 * (row * lines + line))))
+                    if clock > VC[slot, other] and clock >= K[other, 0]:
+                        return True
+                row += 64
+        readers >>= U1
+        bit += 1
+    return False
+
+
+@compiled
+def touch_shared(C, VC, K, OUT, cta, at, size, slot, pc, reads, writes, strong, lane):
+    """Happens-before check and record of one contiguous access to a CTA's shared memory. Returns a fault code or 0."""
+    granule = at >> 2
+    last = (at + size - 1) >> 2
+    clock = VC[slot, slot]
+    stamp = (np.uint64(clock) << np.uint64(36)) | (np.uint64(slot) << np.uint64(24)) | (np.uint64(pc) << np.uint64(5))
+    if strong:
+        stamp |= np.uint64(16)
+    first, count = C[cta, C_GROUP_SLOT], C[cta, C_GROUP_SLOTS]
+    granules = C[cta, C_GRANULES]
+    row = slot - first
+    lines = (granules + 31) >> 5
+    seen_line = -1
+    crowded = False
+    while granule <= last:
+        low, high = max(at, granule * 4) - granule * 4, min(at + size, granule * 4 + 4) - granule * 4
+        bits = ((U1 << np.uint64(high)) - U1) & ~((U1 << np.uint64(low)) - U1)
+        pointer = np.uint64(C[cta, C_WRITE] + 8 * granule)
+        cell = load64(pointer)
+        if cell != U0 and unordered(cell, bits, strong, slot, VC, K, True):
+            return fault(OUT, F_RACE_WRITE, lane, (C[cta, C_RANK] << RANK_SHIFT) + granule * 4 + low, cell, 0)
+        line = granule >> 5
+        if writes:
+            if line != seen_line:
+                crowded = line_has_readers(C, VC, K, cta, slot, line)
+            if crowded:
+                for other in range(count):
+                    if other != row:
+                        seen = load64(np.uint64(C[cta, C_READ] + 8 * (other * granules + granule)))
+                        if seen != U0 and unordered(seen, bits, strong, slot, VC, K, True):
+                            return fault(OUT, F_RACE_READ, lane, (C[cta, C_RANK] << RANK_SHIFT) + granule * 4 + low,
+                                         seen, 0)
+            if cell >> np.uint64(5) == stamp >> np.uint64(5):
+                bits |= cell & np.uint64(15)
+            store64(pointer, stamp | bits)
+        elif reads:
+            pointer = np.uint64(C[cta, C_READ] + 8 * (row * granules + granule))
+            seen = load64(pointer)
+            if np.int64(seen >> np.uint64(36)) == clock:
+                bits |= seen & np.uint64(15)
+            store64(pointer, stamp | bits)
+            if line != seen_line:
+                store64(np.uint64(C[cta, C_READ_LINES] + 8 * (row * lines + line)), np.uint64(clock))
+                pointer = np.uint64(C[cta, C_READERS] + 8 * line)
+                store64(pointer, load64(pointer) | (U1 << (np.uint64(row) & U63)))
+        seen_line = line
+        granule += 1
+    return 0
+
+
+@compiled
+def touch_global(A, VC, K, OUT, allocation, at, size, slot, pc, reads, writes, strong, lane):
+    """The same for global memory, which keeps one write and one read cell for each granule."""
+    granule = at >> 2
+    last = (at + size - 1) >> 2
+    stamp = (np.uint64(VC[slot, slot]) << np.uint64(36)) | (np.uint64(slot) << np.uint64(24)) | (
+        np.uint64(pc) << np.uint64(5))
+    if strong:
+        stamp |= np.uint64(16)
+    while granule <= last:
+        low, high = max(at, granule * 4) - granule * 4, min(at + size, granule * 4 + 4) - granule * 4
+        bits = ((U1 << np.uint64(high)) - U1) & ~((U1 << np.uint64(low)) - U1)
+        pointer = np.uint64(A[allocation, A_WRITE] + 8 * granule)
+        cell = load64(pointer)
+        if cell != U0 and unordered(cell, bits, strong, slot, VC, K, False):
+            return fault(OUT, F_RACE_WRITE, lane, A[allocation, A_BEGIN] + granule * 4 + low, cell, 0)
+        read_pointer = np.uint64(A[allocation, A_READ] + 8 * granule)
+        seen = load64(read_pointer)
+        if writes:
+            if seen != U0 and unordered(seen, bits, strong, slot, VC, K, False):
+                return fault(OUT, F_RACE_READ, lane, A[allocation, A_BEGIN] + granule * 4 + low, seen, 0)
+            if cell >> np.uint64(5) == stamp >> np.uint64(5):
+                bits |= cell & np.uint64(15)
+            store64(pointer, stamp | bits)
+        elif reads:
+            # Of several concurrent readers the cell keeps the first; which one a schedule makes first varies.
+            if seen == U0 or not unordered(seen, np.uint64(15), False, slot, VC, K, False):
+                store64(read_pointer, stamp | bits)
+        granule += 1
+    return 0
+
+
+@inlined
+def all_initialised(pointer, size):
+    """True when each of `size` bytes of the initialisation map is set."""
+    if size >= 4:
+        for k in range(size >> 2):
+            if load32(pointer + np.uint64(4 * k)) != _FOUR:
+                return False
+        return True
+    if size == 2:
+        return load16(pointer) == np.uint64(0x0101)
+    return load8(pointer) == U1
+
+
+@inlined
+def set_initialised(pointer, size):
+    if size >= 4:
+        for k in range(size >> 2):
+            store32(pointer + np.uint64(4 * k), _FOUR)
+    else:
+        for k in range(size):
+            store8(pointer + np.uint64(k), U1)
+
+
+@compiled
+def check_lanes(A, C, G, VC, K, T, OUT, slot, pc, size, reads, writes, strong, m):
+    """Initialisation and race checks of resolved lanes, and marking of what a store initialises."""
+    races, shared_races = G[G_CHECK_RACES] != 0, G[G_CHECK_SHARED_RACES] != 0
+    initial = G[G_CHECK_UNINITIALISED] != 0
+    for i in range(32):
+        if (m >> np.uint64(i)) & U1 == U0:
+            continue
+        owner = T[2, i]
+        at = np.int64(T[1, i])
+        if owner < _LOCAL_OWNER:
+            cta = np.int64(owner)
+            if initial:
+                pointer = np.uint64(C[cta, C_INIT] + at)
+                if reads and not all_initialised(pointer, size):
+                    return fault(OUT, F_UNINITIALISED, i, (C[cta, C_RANK] << RANK_SHIFT) + at, SPACE_SHARED_CTA, 0)
+                if writes:
+                    set_initialised(pointer, size)
+            if shared_races:
+                code = touch_shared(C, VC, K, OUT, cta, at, size, slot, pc, reads, writes, strong, i)
+                if code:
+                    return code
+        elif owner == _LOCAL_OWNER:
+            if initial:
+                pointer = np.uint64(G[G_LOCAL_INIT] + at)
+                if reads and not all_initialised(pointer, size):
+                    return fault(OUT, F_UNINITIALISED, i, at % G[G_LOCAL_SIZE], SPACE_LOCAL, 0)
+                if writes:
+                    set_initialised(pointer, size)
+        elif races:
+            allocation = np.int64(owner - _GLOBAL_OWNER)
+            if A[allocation, A_WRITE] != 0:
+                code = touch_global(A, VC, K, OUT, allocation, at, size, slot, pc, reads, writes, strong, i)
+                if code:
+                    return code
+    return 0
+
+
+@compiled
+def load_lanes(F, V, T, base, d, count, size, shift, w, m):
+    """Move `count` elements of `size` bytes from T[0] to the rows V[d...]; `shift` sign-extends when not zero."""
+    for k in range(count):
+        row = V[d + k]
+        if row < 0:
+            continue
+        row += base
+        step = np.uint64(k * size)
+        if size == 4 and shift == U0:
+            for i in range(32):
+                if (m >> np.uint64(i)) & U1:
+                    F[row, i] = load32(T[0, i] + step)
+        else:
+            for i in range(32):
+                if (m >> np.uint64(i)) & U1:
+                    value = load_bytes(T[0, i] + step, size)
+                    if shift:
+                        value = np.uint64(signed(value, shift)) & w
+                    F[row, i] = value
+
+
+@compiled
+def store_lanes(F, V, T, base, a, count, size, m):
+    for k in range(count):
+        row = V[a + k]
+        row = row + base if row >= 0 else ~row
+        step = np.uint64(k * size)
+        for i in range(32):
+            if (m >> np.uint64(i)) & U1:
+                store_bytes(T[0, i] + step, size, F[row, i])
+
+
+@compiled
+def atomic_lanes(F, V, T, base, d, b, c, count, size, op, kind, m):
+    """Read-modify-write of each lane in lane order; d < 0 for `red`. b, c index V (element rows), c < 0 if unused."""
+    for i in range(32):
+        if (m >> np.uint64(i)) & U1 == U0:
+            continue
+        flush = T[2, i] >= _GLOBAL_OWNER
+        for k in range(count):
+            pointer = T[0, i] + np.uint64(k * size)
+            old = load_bytes(pointer, size)
+            row = V[b + k]
+            x = F[row + base if row >= 0 else ~row, i]
+            y = U0
+            if c >= 0:
+                row = V[c + k]
+                y = F[row + base if row >= 0 else ~row, i]
+            store_bytes(pointer, size, atomic_result(op, kind, old, x, y, flush))
+            if d >= 0 and V[d + k] >= 0:
+                F[V[d + k] + base, i] = old
+
+
+@compiled
+def bank_wavefronts(T, size, m):
+    """Shared-memory passes of one warp access: 32 four-byte banks; 8-byte lanes go in halves, 16-byte in quarters."""
+    group = 32 if size <= 4 else (16 if size == 8 else 8)
+    words = max(size >> 2, 1)
+    total = 0
+    for start in range(0, 32, group):
+        worst = 0
+        for i in range(start, start + group):
+            if (m >> np.uint64(i)) & U1 == U0:
+                continue
+            for k in range(words):
+                word = (T[1, i] >> np.uint64(2)) + np.uint64(k)
+                degree = 1
+                # Lanes that read the same word share it; distinct words of one bank take a pass each.
+                for j in range(start, i):
+                    if (m >> np.uint64(j)) & U1 == U0:
+                        continue
+                    for q in range(words):
+                        other = (T[1, j] >> np.uint64(2)) + np.uint64(q)
+                        if other != word and (other - word) & np.uint64(31) == U0:
+                            repeated = False
+                            for r in range(start, j):
+                                if (m >> np.uint64(r)) & U1 != U0 and other - (T[1, r] >> np.uint64(2)) < np.uint64(words):
+                                    repeated = True
+                                    break
+                            if not repeated:
+                                degree += 1
+                worst = max(worst, degree)
+        total += worst
+    return total

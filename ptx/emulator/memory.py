@@ -1,0 +1,387 @@
+"""Memory of a launch: NumPy buffers as global memory, shared memory windows, shadow cells, checked access for agents."""
+
+from __future__ import annotations
+
+import bisect
+
+import numpy as np
+
+from . import layout as L
+from .bitcast import U0, load64
+from .jit import compiled
+from .lanes_memory import fault, touch_global, touch_shared, unordered
+
+_GUARD = 1 << 16
+_ALIGN = 512
+
+
+class Memory:
+    """Emulated global address space: maps host buffers to addresses, 512-byte aligned with guard gaps between them.
+
+    A NumPy array is mapped by its root buffer, so views of one buffer share an allocation and their overlap is seen.
+    Addresses are the same in every run for the same sequence of `map` calls.
+    """
+
+    def __init__(self) -> None:
+        self.next = L.GLOBAL_WINDOW
+        self.next_const = L.CONST_WINDOW
+        self.rows: list[tuple[int, int, int, bool]] = []  # begin, end, host pointer, read only
+        self.names: list[str] = []
+        self.kept: list[object] = []
+        self.shadow: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    def map(self, array: np.ndarray, name: str | None = None, *, read_only: bool = False) -> int:
+        """Address of the array's first element; maps its root buffer on first sight."""
+        pointer, low, high, keep = _extent(array)
+        for (begin, end, host, _), _name in zip(self.rows, self.names):
+            if host <= low and high <= host + end - begin:
+                return begin + pointer - host
+            if low < host + end - begin and host < high:
+                raise ValueError(f"array {name or ''} overlaps the buffer of {_name} without lying inside it: pass "
+                                 "views of one NumPy buffer")
+        begin = self.place(low, high - low, name or f"array {len(self.rows)}", read_only)
+        self.kept.append(keep)
+        return begin + pointer - low
+
+    def place(self, host: int, size: int, name: str, read_only: bool = False, window: int | None = None) -> int:
+        """Add an allocation of `size` bytes at a host pointer; returns its address."""
+        if window is None:
+            # Keep the host buffer's own offset within 16 bytes out of it: device allocations are 256-byte aligned.
+            begin = self.next
+            self.next = -(-(begin + max(size, 1) + _GUARD) // _ALIGN) * _ALIGN
+        else:
+            begin = window
+        at = bisect.bisect([row[0] for row in self.rows], begin)
+        self.rows.insert(at, (begin, begin + size, host, read_only))
+        self.names.insert(at, name)
+        return begin
+
+    def new(self, size: int, name: str, align: int = _ALIGN, window: int | None = None, read_only: bool = False):
+        """A fresh zeroed allocation: (address, its bytes)."""
+        buffer = np.zeros(max(size, 1) + 16, np.uint8)
+        self.kept.append(buffer)
+        return self.place(buffer.ctypes.data, size, name, read_only, window), buffer[:size]
+
+    def find(self, address: int) -> int:
+        """Index of the allocation that holds the address, -1 if none."""
+        at = bisect.bisect_right([row[0] for row in self.rows], address) - 1
+        return at if at >= 0 and address < self.rows[at][1] else -1
+
+    def view(self, address: int, size: int) -> np.ndarray:
+        """Unchecked bytes at a global address (ValueError when they leave the allocation)."""
+        at = self.find(address)
+        if at < 0 or address + size > self.rows[at][1]:
+            raise ValueError(f"{size} bytes at {address:#x} are not inside one allocation")
+        begin, _, host, _ = self.rows[at]
+        return _bytes_at(host + address - begin, size)
+
+    def describe(self, address: int) -> str:
+        """Where an address lies, in words."""
+        at = self.find(address)
+        if at >= 0:
+            return f"{self.names[at]} + {address - self.rows[at][0]}"
+        near = bisect.bisect_right([row[0] for row in self.rows], address) - 1
+        if near >= 0 and address - self.rows[near][1] < _GUARD:
+            begin, end = self.rows[near][:2]
+            return f"{address - end} bytes past the end of {self.names[near]} ({end - begin} bytes)"
+        return "no allocation"
+
+    def table(self, races: bool) -> np.ndarray:
+        """The array A of the compiled loop. Shadow cells are made on first use; the system commits them lazily."""
+        table = np.zeros((len(self.rows), L.A_COLUMNS), np.int64)
+        for k, (begin, end, host, read_only) in enumerate(self.rows):
+            table[k, :3] = (begin, end, host)
+            table[k, L.A_FLAGS] = L.A_READ_ONLY if read_only else 0
+            if races and not read_only:
+                if begin not in self.shadow:
+                    granules = (end - begin + 7) // 4
+                    self.shadow[begin] = (np.zeros(granules, np.uint64), np.zeros(granules, np.uint64))
+                write, read = self.shadow[begin]
+                table[k, L.A_WRITE], table[k, L.A_READ] = write.ctypes.data, read.ctypes.data
+        return table
+
+    def resolve(self, address: int) -> tuple[str, object, int]:
+        """(space, owner, offset) of a generic address: ("shared", rank, offset), ("local", None, offset) or
+        ("global", allocation index or -1, offset in it)."""
+        window = address >> 40
+        if window == L.SHARED_WINDOW >> 40:
+            return "shared", (address >> L.RANK_SHIFT) & 0xFF, address & L.OFFSET_MASK
+        if window == L.LOCAL_WINDOW >> 40:
+            return "local", None, address & ((1 << 40) - 1)
+        at = self.find(address)
+        return "global", at, address - self.rows[at][0] if at >= 0 else address
+
+    def address(self, array: np.ndarray) -> np.uint64:
+        """The address a kernel sees for an array (mapping it if needed), to store in other arrays or pass by value."""
+        return np.uint64(self.map(np.asarray(array)))
+
+
+def _extent(array: np.ndarray):
+    """(first element's pointer, lowest byte, byte past the highest, object to keep alive) of an array's root."""
+    root = array
+    while isinstance(root.base, np.ndarray):
+        root = root.base
+    low = high = root.ctypes.data
+    if root.size:
+        low += sum(min(0, (n - 1) * stride) for n, stride in zip(root.shape, root.strides))
+        high += sum(max(0, (n - 1) * stride) for n, stride in zip(root.shape, root.strides)) + root.itemsize
+    return array.ctypes.data, low, high, root
+
+
+def _bytes_at(host: int, size: int) -> np.ndarray:
+    import ctypes
+
+    return np.frombuffer((ctypes.c_uint8 * size).from_address(host), np.uint8) if size else np.zeros(0, np.uint8)
+
+
+class SharedMemory:
+    """The shared memory of one CTA: bytes and initialisation map, both indexed by offset in the window."""
+
+    def __init__(self, end: int, slots: int) -> None:
+        self.end = end
+        size = -(-end // 128) * 128 + 128
+        self.granules = size // 4
+        self.bytes = np.empty(size, np.uint8)[:end]
+        self.initialised = np.zeros(size, np.uint8)
+        self.write_cells = np.zeros(self.granules, np.uint64)
+        self.read_cells = np.zeros((slots, self.granules), np.uint64)
+        lines = (self.granules + 31) // 32
+        self.read_lines = np.zeros((slots, lines), np.uint64)
+        self.readers = np.zeros(lines, np.uint64)
+        self.clear()
+
+    def clear(self) -> None:
+        """A new CTA: contents are poison (NaN in every float format, -1 as integer) and nothing is initialised."""
+        self.bytes[:] = 0xFF
+        self.initialised[:] = 0
+        self.write_cells[:] = 0
+        self.read_lines[:] = 0
+        self.readers[:] = 0
+
+    def fill_row(self, row: np.ndarray) -> None:
+        row[L.C_SHARED], row[L.C_SHARED_END] = self.bytes.ctypes.data, self.end
+        row[L.C_INIT] = self.initialised.ctypes.data
+        row[L.C_WRITE], row[L.C_READ] = self.write_cells.ctypes.data, self.read_cells.ctypes.data
+        row[L.C_READ_LINES], row[L.C_READERS] = self.read_lines.ctypes.data, self.readers.ctypes.data
+        row[L.C_GRANULES] = self.granules
+
+
+@compiled
+def unproxied(C, VC, OUT, cta, at, size, slot, generic_slots):
+    """Fault code if a granule's last generic write is not visible to the async proxy for `slot`.
+
+    Slots from `generic_slots` on belong to agents of the async proxy, whose writes need no fence.
+    """
+    half = VC.shape[1] // 2
+    for granule in range(at >> 2, ((at + size - 1) >> 2) + 1):
+        cell = load64(np.uint64(C[cta, L.C_WRITE] + 8 * granule))
+        if cell != U0:
+            other = np.int64((cell >> np.uint64(24)) & np.uint64(0xFFF))
+            if other < generic_slots and np.int64(cell >> np.uint64(36)) > VC[slot, half + other]:
+                return fault(OUT, L.F_PROXY, 0, (C[cta, L.C_RANK] << L.RANK_SHIFT) + granule * 4, cell, 0)
+    return 0
+
+
+@compiled
+def unproxied_global(A, VC, OUT, allocation, at, size, slot, generic_slots):
+    half = VC.shape[1] // 2
+    for granule in range(at >> 2, ((at + size - 1) >> 2) + 1):
+        cell = load64(np.uint64(A[allocation, L.A_WRITE] + 8 * granule))
+        if cell != U0:
+            other = np.int64((cell >> np.uint64(24)) & np.uint64(0xFFF))
+            if other < generic_slots and np.int64(cell >> np.uint64(36)) > VC[slot, half + other]:
+                return fault(OUT, L.F_PROXY, 0, A[allocation, L.A_BEGIN] + granule * 4, cell, 0)
+    return 0
+
+
+@compiled
+def touch_many(C, VC, K, OUT, cta, offsets, size, slot, pc, reads, writes):
+    """touch_shared for several separate pieces of equal size."""
+    for k in range(offsets.shape[0]):
+        code = touch_shared(C, VC, K, OUT, cta, offsets[k], size, slot, pc, reads, writes, False, 0)
+        if code:
+            return code
+    return 0
+
+
+@compiled
+def touch_shadow(cells, readers, VC, K, OUT, granules, slot, pc, writes):
+    """The happens-before rule on a memory of its own: `cells` [G], `readers` [slots, G]. Returns a fault code."""
+    stamp = (np.uint64(VC[slot, slot]) << np.uint64(36)) | (np.uint64(slot) << np.uint64(24)) | (
+        np.uint64(pc) << np.uint64(5)) | np.uint64(15)
+    for k in range(granules.shape[0]):
+        g = granules[k]
+        if cells[g] != U0 and unordered(cells[g], np.uint64(15), False, slot, VC, K, True):
+            return fault(OUT, L.F_RACE_WRITE, 0, g, cells[g], 0)
+        if writes:
+            for other in range(readers.shape[0]):
+                if other != slot and readers[other, g] != U0 and unordered(
+                        readers[other, g], np.uint64(15), False, slot, VC, K, True):
+                    return fault(OUT, L.F_RACE_READ, 0, g, readers[other, g], 0)
+    for k in range(granules.shape[0]):
+        if writes:
+            cells[granules[k]] = stamp
+        else:
+            readers[slot, granules[k]] = stamp
+    return 0
+
+
+class Shadow:
+    """Happens-before cells for a memory that is neither global nor shared (tensor memory): one cell a granule."""
+
+    def __init__(self, granules: int, clocks) -> None:
+        self.clocks = clocks
+        self.cells = np.zeros(granules, np.uint64)
+        self.readers = np.zeros((clocks.slots, granules), np.uint64)
+        self.out = np.zeros(L.OUT_COLUMNS, np.int64)
+
+    def _touch(self, agent, granules, writes: bool, what) -> None:
+        granules = np.ascontiguousarray(granules, np.int64).ravel()
+        code = touch_shadow(self.cells, self.readers, self.clocks.VC, self.clocks.K, self.out, granules, agent.slot,
+                            agent.pc, writes)
+        if code:
+            agent.race(self.out, what(int(self.out[L.OUT_ADDRESS])), "write" if writes else "read")
+
+    def read(self, agent, granules, what=str) -> None:
+        """Check and record a read of `granules`; `what(granule)` names one in a message."""
+        self._touch(agent, granules, False, what)
+
+    def write(self, agent, granules, what=str) -> None:
+        self._touch(agent, granules, True, what)
+
+    def forget(self, granules) -> None:
+        """The granules start a new life (allocation): earlier accesses no longer matter."""
+        self.cells[granules] = 0
+        self.readers[:, granules] = 0
+
+
+class Access:
+    """Reads and writes on behalf of an agent, with every check that the compiled loop makes for a warp."""
+
+    def __init__(self, machine) -> None:
+        self.machine = machine
+        self.out = np.zeros(L.OUT_COLUMNS, np.int64)
+
+    # ---- shared memory
+    def _target(self, agent, rank: int, offset: int, size: int):
+        cluster = agent.cta.cluster
+        if not 0 <= rank < len(cluster):
+            agent.fault("out-of-bounds", f"shared address of CTA {rank}, the cluster has {len(cluster)}",
+                        address=rank << L.RANK_SHIFT | offset)
+        cta = cluster[rank]
+        if offset < L.SHARED_RESERVED or offset + size > cta.shared.end:
+            agent.fault("out-of-bounds", f"{size} bytes at shared offset {offset:#x}: the CTA's shared memory is "
+                        f"{L.SHARED_RESERVED:#x}..{cta.shared.end:#x}", address=rank << L.RANK_SHIFT | offset)
+        if cta.exited:
+            agent.fault("cluster-exit", f"access to the shared memory of CTA {cta.index}, which has exited",
+                        address=rank << L.RANK_SHIFT | offset)
+        return cta
+
+    def _check_shared(self, agent, cta, offsets, size: int, writes: bool, uninitialised_ok: bool = False) -> None:
+        machine = self.machine
+        clocks = machine.clocks
+        if machine.checks.uninitialised and not writes and not uninitialised_ok:
+            index = offsets[:, None] + np.arange(size)
+            holes = np.argwhere(cta.shared.initialised[index] == 0)
+            if len(holes):
+                at = int(index[tuple(holes[0])])
+                agent.fault("uninitialised", f"read of shared memory at {at:#x} that nobody wrote",
+                            address=cta.rank << L.RANK_SHIFT | at)
+        if not machine.checks.shared_races:
+            return
+        if agent.proxy == "async" and machine.checks.async_rules:
+            for offset in offsets:
+                code = unproxied(machine.C, clocks.VC, self.out, cta.slot, int(offset), size, agent.slot,
+                                 machine.generic_slots)
+                if code:
+                    self._unproxied(agent, "shared", writes)
+        code = touch_many(machine.C, clocks.VC, clocks.K, self.out, cta.slot, offsets, size, agent.slot, agent.pc,
+                          not writes, writes)
+        if code:
+            agent.race(self.out, f"shared memory at {int(self.out[L.OUT_ADDRESS]):#x}", "write" if writes else "read")
+
+    def _unproxied(self, agent, space: str, writes: bool) -> None:
+        cell = int(self.out[L.OUT_AUX]) & 0xFFFFFFFFFFFFFFFF
+        address = int(self.out[L.OUT_ADDRESS])
+        agent.fault("proxy", f"the async proxy {'over' if writes else ''}{'writes' if writes else 'reads'} {space} memory "
+                    f"at {address:#x} whose last generic-proxy write ({self.machine.describe_cell(cell)}) is not "
+                    "followed by fence.proxy.async", address=address)
+
+    def gather_shared(self, agent, rank: int, offsets, size: int) -> np.ndarray:
+        """uint8 [n, size]: pieces of `size` bytes at each offset."""
+        offsets = np.ascontiguousarray(offsets, np.int64).ravel()
+        if not len(offsets):
+            return np.zeros((0, size), np.uint8)
+        cta = self._target(agent, rank, int(offsets.min()), size)
+        self._target(agent, rank, int(offsets.max()), size)
+        self._check_shared(agent, cta, offsets, size, False)
+        return cta.shared.bytes[offsets[:, None] + np.arange(size)]
+
+    def scatter_shared(self, agent, rank: int, offsets, data) -> None:
+        data = np.asarray(data, np.uint8)
+        offsets = np.ascontiguousarray(offsets, np.int64).ravel()
+        if not len(offsets):
+            return
+        size = data.shape[1]
+        cta = self._target(agent, rank, int(offsets.min()), size)
+        self._target(agent, rank, int(offsets.max()), size)
+        self._check_shared(agent, cta, offsets, size, True)
+        index = offsets[:, None] + np.arange(size)
+        cta.shared.bytes[index] = data
+        cta.shared.initialised[index] = 1
+
+    def read_shared(self, agent, rank: int, offset: int, nbytes: int) -> np.ndarray:
+        return self.gather_shared(agent, rank, np.array([offset]), nbytes)[0]
+
+    def write_shared(self, agent, rank: int, offset: int, data) -> None:
+        data = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else np.asarray(data, np.uint8)
+        self.scatter_shared(agent, rank, np.array([offset]), data.reshape(1, -1))
+
+    def claim_shared(self, agent, rank: int, offset: int, nbytes: int, write: bool) -> None:
+        """Mark a range as in use by `agent` from now on: until somebody acquires what the agent releases at its end,
+        a conflicting access by anybody else is a race. Nothing is read or written."""
+        cta = self._target(agent, rank, offset, nbytes)
+        if self.machine.checks.shared_races:
+            self._check_shared(agent, cta, np.array([offset], np.int64), nbytes, write, uninitialised_ok=True)
+
+    # ---- global memory
+    def _check_global(self, agent, address: int, size: int, writes: bool) -> int:
+        memory, machine = self.machine.memory, self.machine
+        at = memory.find(address)
+        if at < 0 or address + size > memory.rows[at][1]:
+            agent.fault("out-of-bounds", f"{size} bytes at global address {address:#x}: {memory.describe(address)}",
+                        address=address)
+        if writes and memory.rows[at][3]:
+            agent.fault("read-only", f"write to {memory.names[at]}", address=address)
+        if machine.checks.races and machine.A[at, L.A_WRITE]:
+            clocks = machine.clocks
+            begin = memory.rows[at][0]
+            if agent.proxy == "async" and machine.checks.async_rules:
+                code = unproxied_global(machine.A, clocks.VC, self.out, at, address - begin, size, agent.slot,
+                                        machine.generic_slots)
+                if code:
+                    self._unproxied(agent, "global", writes)
+            code = touch_global(machine.A, clocks.VC, clocks.K, self.out, at, address - begin, size, agent.slot,
+                                agent.pc, not writes, writes, False, 0)
+            if code:
+                place = int(self.out[L.OUT_ADDRESS])
+                agent.race(self.out, f"{memory.describe(place)} ({place:#x})", "write" if writes else "read")
+        return at
+
+    def read_global(self, agent, address: int, nbytes: int) -> np.ndarray:
+        self._check_global(agent, address, nbytes, False)
+        return self.machine.memory.view(address, nbytes).copy()
+
+    def write_global(self, agent, address: int, data) -> None:
+        data = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else np.asarray(data, np.uint8).ravel()
+        self._check_global(agent, address, len(data), True)
+        self.machine.memory.view(address, len(data))[:] = data
+
+    def gather_global(self, agent, addresses, size: int) -> np.ndarray:
+        """uint8 [n, size] at n global addresses."""
+        return np.stack([self.read_global(agent, int(a), size) for a in addresses]) if len(addresses) else np.zeros(
+            (0, size), np.uint8)
+
+    def scatter_global(self, agent, addresses, data) -> None:
+        for address, piece in zip(addresses, np.asarray(data, np.uint8)):
+            self.write_global(agent, int(address), piece)
