@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import sys
 from pathlib import Path
 
@@ -12,6 +11,8 @@ import click
 
 from . import peers
 from .rows import QUICK_ROWS, ROWS, find
+from .run import Plan, run
+from .worker import OWN_GROUP
 
 __all__ = ["command"]
 
@@ -22,7 +23,7 @@ _QUICK_SAMPLES = 30
 @click.option("--rows", "row_names", default=None, help="Comma-separated rows, or beginnings of their names; all when left out.")
 @click.option("--peers", "peer_names", default=None, help=f"Comma-separated peers, all or none: {', '.join(peers.ARRAYS)}.")
 @click.option("--output", type=click.Path(file_okay=False, path_type=Path), default=None,
-              help="Folder for JSON, table and plots; benchmarks-<gpu> here when left out.")
+              help="Folder for JSON, table and plots; benchmarks/results/<gpu> here when left out.")
 @click.option("--samples", type=click.IntRange(min=5), default=None, help="Timed replays of each row; 100 when left out.")
 @click.option("--device", type=click.IntRange(min=0), default=0, show_default=True, help="CUDA device.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Of the random pools and selections.")
@@ -42,8 +43,6 @@ def command(
     if listing:
         _list()
         return
-    from .run import Plan
-
     rows = find(row_names) if row_names is not None else find(",".join(QUICK_ROWS)) if quick else ROWS
     plan = Plan(
         rows=rows,
@@ -83,13 +82,11 @@ def _require_gpu(device: int) -> None:
     require()
 
 
-def _measure(plan, output: Path | None, as_json: bool) -> None:
+def _measure(plan: Plan, output: Path | None, as_json: bool) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from . import report
-    from .run import run
-    from .worker import OWN_GROUP
 
     console = Console(stderr=True, highlight=False)
     total = len(plan.rows) * (1 + len(plan.peers))
@@ -106,11 +103,11 @@ def _measure(plan, output: Path | None, as_json: bool) -> None:
                     console.print(f"{group}: {row}")
             bar.update(task, completed=len(seen), description=f"{'this package' if group == OWN_GROUP else group}, {what}")
 
-        results = run(plan, command=shlex.join(["msa-cudacore", *sys.argv[1:]]), progress=progress)
+        results = run(plan, command=_spelled(plan), progress=progress)
 
     gpu = re.sub(r"[^a-z0-9]+", "-", results.about["machine"]["gpu"].lower()).strip("-")
     if output is None and not as_json:
-        output = Path(f"benchmarks-{gpu}")
+        output = Path("benchmarks", "results", gpu)
     written = report.write(results.as_json(), output) if output is not None else []
     if as_json:
         click.echo(json.dumps(results.as_json()))
@@ -123,6 +120,21 @@ def _measure(plan, output: Path | None, as_json: bool) -> None:
         click.echo(line, err=True)
     if failed:
         sys.exit(1)
+
+
+def _spelled(plan: Plan) -> str:
+    """The command that measures a plan, wherever its files go."""
+    default = Plan(rows=ROWS)
+    words = ["msa-cudacore", "bench"]
+    if plan.steps != default.steps:
+        words.append("--quick")
+    if plan.rows != default.rows:
+        words += ["--rows", ",".join(row.name for row in plan.rows)]
+    words += ["--peers", ",".join(plan.peers) or "none"]
+    for option, name in (("samples", "samples"), ("seed", "seed"), ("device", "device"), ("budget", "budget_seconds")):
+        if getattr(plan, name) != getattr(default, name):
+            words += [f"--{option}", f"{getattr(plan, name):g}"]
+    return " ".join(words)
 
 
 def _list() -> None:

@@ -221,11 +221,22 @@ def show(results: dict[str, Any]) -> None:
         console.print(line, markup=False, soft_wrap=True)
 
 
+def _json(results: dict[str, Any]) -> str:
+    """JSON with one measurement a line, so that two runs can be compared line by line."""
+    parts = []
+    for key, value in results.items():
+        text = json.dumps(value)
+        if key == "measurements":
+            text = "[\n" + ",\n".join(json.dumps(one) for one in value) + "\n]"
+        parts.append(f"{json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
 def write(results: dict[str, Any], folder: Path) -> list[Path]:
     """Write `results.json`, `table.md` and, where matplotlib is installed, the plots; returns what was written."""
     folder.mkdir(parents=True, exist_ok=True)
     written = [folder / "results.json", folder / "table.md"]
-    written[0].write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    written[0].write_text(_json(results), encoding="utf-8")
     written[1].write_text(markdown(results) + "\n", encoding="utf-8")
     try:
         from . import plots

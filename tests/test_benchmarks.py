@@ -444,21 +444,72 @@ def test_bad_options_are_named(arguments, named):
 
 def test_bench_writes_its_files_and_fails_when_ours_is_wrong(monkeypatch, tmp_path):
     monkeypatch.setattr(cli, "_require_gpu", lambda device: None)
-    plans = []
+    plans, commands = [], []
 
     def pretend(plan, *, command, progress):
         plans.append(plan)
+        commands.append(command)
         progress("own", "tp4_b1_kv1m_q1: ours")
         results = run.Results(about={key: value for key, value in canned().items() if key not in ("groups", "rows", "measurements")})
         results.groups, results.rows, results.measurements = (canned()[key] for key in ("groups", "rows", "measurements"))
         return results
 
-    monkeypatch.setattr(run, "run", pretend)
+    monkeypatch.setattr(cli, "run", pretend)
     passed = invoke("--quick", "--peers", "torch", "--output", str(tmp_path / "out"))
     assert passed.exit_code == 0, passed.output
     assert "tp4_b1_kv1m_q1" in passed.output and (tmp_path / "out" / "results.json").is_file()
     assert plans[0].peers == ("torch",) and len(plans[0].rows) == 3 and plans[0].steps == 2
+    rows = "tp1_b128_kv8k_q1,tp1_b32_kv64k_q1,tp1_b1_kv200k_q1"
+    assert commands == [f"msa-cudacore bench --quick --rows {rows} --peers torch --samples 30"]
     as_json = invoke("--json")
     assert json.loads(as_json.stdout)["machine"]["gpu"] == "NVIDIA H200"
     monkeypatch.setattr(report, "failures", lambda results: ["tp4_b1_kv1m_q1: ours does not match the oracle"])
     assert invoke("--output", str(tmp_path / "out")).exit_code == 1
+
+
+@pytest.fixture
+def torch_on_the_host(monkeypatch):
+    """Arrays of torch on the CPU, and no graph to capture into: what the torch peers compute, without a GPU."""
+    torch = pytest.importorskip("torch")
+    from msa_cudacore.benchmarks.arrays import TorchArrays
+    from msa_cudacore.benchmarks.peers import torch_forms
+
+    arrays = TorchArrays.__new__(TorchArrays)
+    arrays._torch, arrays.device = torch, torch.device("cpu")
+    arrays.finish = arrays.release = lambda: None
+    monkeypatch.setattr(torch_forms, "capture", lambda bench, compute: Prepared(lambda: None, *compute()))
+    return arrays
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["bf16", "nvfp4"])
+@pytest.mark.parametrize("tokens", [257, 700, 2500])
+def test_the_torch_peers_compute_the_same_step(torch_on_the_host, number, tokens):
+    row = replace(find("tp1_b32_kv8k_q2")[0], batch=2, kv_tokens=tokens)
+    workload = build(row, torch_on_the_host, steps=2, seed=11)
+    candidate = peers.load("torch")[number]
+    bench = Bench(FakeStopwatch(), torch_on_the_host)
+    prepared = [candidate.variants(workload, bench)[""](step) for step in workload.steps]
+    checked = Oracle(workload, rows=3, seed=4).check([(one.out, one.lse) for one in prepared], candidate.format, ours=False)
+    assert checked.passed, checked
+    assert checked.relative_error < 5e-3
+
+
+def test_the_pool_in_fp8_is_the_pool_rounded(torch_on_the_host, small):
+    import torch
+
+    from msa_cudacore.benchmarks.peers import torch_forms
+
+    row = small.row
+    workload = build(row, torch_on_the_host, steps=1, seed=11)
+    keys, values = torch_forms.dequantized_pool(workload, torch.float8_e4m3fn)
+    pages = workload.steps[0].host.page_table[1]
+    want = fp8_pages(replace_views(workload), workload.steps[0], 2, 3)
+    for got, exact_values in zip((keys, values), want):
+        assert np.array_equal(got[pages * 4 + 3].float().numpy(), exact_values)
+
+
+def replace_views(workload):
+    """The same workload with NumPy views."""
+    from msa_cudacore.pool import PoolViews
+
+    return replace(workload, views=PoolViews(*(view.numpy() for view in workload.views)))

@@ -44,9 +44,11 @@ def build() -> None:
 
     generate = getattr(modules, "_gen_batch_prefill_primary_module", modules.gen_batch_prefill_module)
     for dtype in _FORMATS.values():
-        generate(
+        module = generate(
             "fa2", torch.bfloat16, getattr(torch, dtype), torch.bfloat16, torch.int32, 128, 128, 0, False, False, False
-        ).build(verbose=False)
+        )
+        if not module.is_aot:
+            module.build(verbose=False)
 
 
 def _wrapper() -> Any:
