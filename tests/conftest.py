@@ -12,11 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from msa_cudacore import prepare_msa_nvfp4_sparse_decode
 from msa_cudacore.cases import Case
 from msa_cudacore.reference import Report, compare
 from msa_cudacore.transfer import BF16, to_numpy
+
+# No deadline: a busy machine is no fault of the code.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

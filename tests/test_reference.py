@@ -71,7 +71,7 @@ def assert_close(got, exact, tolerance=1e-10):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance, err_msg=name)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 2**32 - 1), seqlen_q=st.integers(1, 4), group=st.integers(1, 3), heads=st.integers(1, 2),
        length=st.integers(0, 300))
 def test_oracle_agrees_with_the_scalar_loop(seed, seqlen_q, group, heads, length):
