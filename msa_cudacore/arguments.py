@@ -7,6 +7,7 @@ nothing is synchronised. A :class:`Tensor` keeps the caller's object alive.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import sys
 from dataclasses import dataclass, field
@@ -136,7 +137,8 @@ def describe(name: str, value: Any) -> Tensor:
     TypeError
         `value` is none of these, or its dtype is none of `DTYPE_BYTES`.
     ValueError
-        It lies on a device that is neither a CPU nor CUDA, is not a dense strided tensor, or has a negative stride.
+        It lies on a device that is neither a CPU nor CUDA, has no storage, is not a dense strided tensor (a lazily negated
+        one included), is masked, or has a negative stride.
     """
     torch = sys.modules.get("torch")
     cupy = sys.modules.get("cupy")
@@ -156,6 +158,8 @@ def describe(name: str, value: Any) -> Tensor:
     for size, stride in zip(tensor.shape, tensor.strides, strict=True):
         if size > 1 and stride < 0:
             raise ValueError(f"{name} has byte strides {tensor.strides}; negative strides are not accepted")
+    if tensor.elements and not tensor.pointer:
+        raise ValueError(f"{name} has {tensor.elements} elements and no storage; accepted are tensors with memory behind them")
     return tensor
 
 
@@ -166,14 +170,22 @@ def _check_dtype(name: str, dtype: str) -> str:
 
 
 def _describe_torch(name: str, value: Any, torch: Any) -> Tensor:
-    if value.layout is not torch.strided:
-        raise ValueError(f"{name} has layout {value.layout}; accepted is torch.strided")
+    if value.layout is not torch.strided or value.is_nested:
+        layout = "nested" if value.is_nested else value.layout
+        raise ValueError(f"{name} has layout {layout}; accepted is torch.strided")
+    if value.is_neg():
+        # The sign bit is flipped when torch reads the tensor; its memory holds the opposite values.
+        raise ValueError(f"{name} is lazily negated; accepted is a tensor whose memory holds its values ({name}.resolve_neg())")
     if value.device.type not in ("cpu", "cuda"):
         raise ValueError(f"{name} lies on {value.device}; accepted are the CPU and CUDA devices")
     dtype = _check_dtype(name, str(value.dtype).removeprefix("torch."))
     size = value.element_size()
+    try:
+        pointer = value.data_ptr()
+    except RuntimeError as error:  # inside torch.vmap, torch.func.grad and the like
+        raise ValueError(f"{name} is a torch tensor without storage of its own; accepted are plain tensors") from error
     return Tensor(
-        name, "torch", value.data_ptr(), tuple(value.shape), tuple(stride * size for stride in value.stride()),
+        name, "torch", pointer, tuple(value.shape), tuple(stride * size for stride in value.stride()),
         dtype, value.device.type, value.device.index or 0, True, value,
     )
 
@@ -187,6 +199,8 @@ def _describe_cupy(name: str, value: Any) -> Tensor:
 
 def _describe_numpy(name: str, value: np.ndarray) -> Tensor:
     dtype = _check_dtype(name, value.dtype.name)
+    if isinstance(value, np.ma.MaskedArray):
+        raise ValueError(f"{name} is a masked array; accepted are arrays without a mask (ids are masked by -1)")
     if not value.dtype.isnative:
         raise TypeError(f"{name} has byte order {value.dtype.byteorder!r}; accepted is the machine's own")
     return Tensor(
@@ -197,19 +211,68 @@ def _describe_numpy(name: str, value: np.ndarray) -> Tensor:
 # DLPack device types of memory that a CUDA kernel can read and write in place: kDLCUDA, kDLCUDAManaged.
 _DLPACK_CPU, _DLPACK_CUDA, _DLPACK_CUDA_MANAGED = 1, 2, 13
 
+# DLDataTypeCode: kDLInt, kDLUInt, kDLFloat, kDLBfloat, kDLFloat8_e4m3fn.
+_DLPACK_KINDS = {0: "int{}", 1: "uint{}", 2: "float{}", 4: "bfloat{}", 10: "float{}_e4m3fn"}
+
+
+class _DLTensor(ctypes.Structure):
+    """The head of `DLTensor` in https://github.com/dmlc/dlpack/blob/v1.1/include/dlpack/dlpack.h."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+    )
+
+
+# Prototypes of our own: those of `ctypes.pythonapi` belong to the whole process.
+_capsule_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
+_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+_VERSIONED_TENSOR_OFFSET = 32
+"""Bytes before the DLTensor of a DLManagedTensorVersioned: version, manager context, deleter, flags."""
+
+
+class _Exporter:
+    """Hands an object's DLPack export on and notes its element type, which cuda.core cannot name for float8."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self.dtype = ""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        kind, ordinal = self._value.__dlpack_device__()
+        return int(kind), int(ordinal)
+
+    def __dlpack__(self, **keywords: Any) -> Any:
+        capsule = self._value.__dlpack__(**keywords)
+        versioned = _capsule_is_valid(capsule, b"dltensor_versioned")
+        address = _capsule_pointer(capsule, b"dltensor_versioned" if versioned else b"dltensor")
+        head = _DLTensor.from_address(address + (_VERSIONED_TENSOR_OFFSET if versioned else 0))
+        if head.device_type != self.__dlpack_device__()[0]:
+            raise ValueError(f"__dlpack_device__ says {self.__dlpack_device__()[0]}, the capsule {head.device_type}")
+        kind = _DLPACK_KINDS.get(head.code, f"DLPack code {head.code} of {{}} bits")
+        self.dtype = kind.format(head.bits) + (f" x {head.lanes}" if head.lanes != 1 else "")
+        return capsule
+
 
 def _describe_dlpack(name: str, value: Any) -> Tensor:
     from cuda.core.utils import StridedMemoryView
 
-    kind, ordinal = value.__dlpack_device__()
-    if int(kind) not in (_DLPACK_CPU, _DLPACK_CUDA, _DLPACK_CUDA_MANAGED):
-        raise ValueError(f"{name} has DLPack device type {int(kind)}; accepted are the CPU (1) and CUDA (2, 13)")
+    exporter = _Exporter(value)
+    try:
+        kind, ordinal = exporter.__dlpack_device__()
+    except Exception as error:
+        raise TypeError(f"{name} is a {type(value).__name__} whose __dlpack_device__ failed: {_line(error)}") from error
+    if kind not in (_DLPACK_CPU, _DLPACK_CUDA, _DLPACK_CUDA_MANAGED):
+        raise ValueError(f"{name} has DLPack device type {kind}; accepted are the CPU (1) and CUDA (2, 13)")
     try:
         # -1: no stream ordering. A cross-stream wait inserted here would break a capture in progress.
-        view = StridedMemoryView.from_dlpack(value, stream_ptr=-1)
+        view = StridedMemoryView.from_dlpack(exporter, stream_ptr=-1)
     except Exception as error:
-        raise TypeError(f"{name} is a {type(value).__name__} whose DLPack export failed: {error}") from error
-    dtype = _check_dtype(name, np.dtype(view.dtype).name)
+        raise TypeError(f"{name} is a {type(value).__name__} whose DLPack export failed: {_line(error)}") from error
+    dtype = _check_dtype(name, exporter.dtype)
     shape = tuple(view.shape)
     if view.strides is None:
         strides, step = [], DTYPE_BYTES[dtype]
@@ -219,11 +282,16 @@ def _describe_dlpack(name: str, value: Any) -> Tensor:
         strides.reverse()
     else:
         strides = [stride * DTYPE_BYTES[dtype] for stride in view.strides]
-    device = "cpu" if int(kind) == _DLPACK_CPU else "cuda"
+    device = "cpu" if kind == _DLPACK_CPU else "cuda"
     return Tensor(
-        name, "dlpack", view.ptr, shape, tuple(strides), dtype, device, int(ordinal) if device == "cuda" else 0,
+        name, "dlpack", view.ptr, shape, tuple(strides), dtype, device, ordinal if device == "cuda" else 0,
         not view.readonly, (value, view),
     )
+
+
+def _line(error: Exception) -> str:
+    """An exception of foreign code in one line."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def allocate_like(reference: Tensor, name: str, shape: tuple[int, ...], dtype: str) -> Any:

@@ -46,6 +46,65 @@ def test_broken_dlpack_export_is_refused_by_name():
         describe("q", Broken(np.zeros(3, np.float32)))
 
 
+@pytest.mark.parametrize("name", ["uint8", "int32", "int64", "float16", "float32", "bfloat16", "float8_e4m3fn"])
+def test_every_dtype_comes_through_dlpack(name):
+    torch = pytest.importorskip("torch")
+    tensor = torch.zeros(4, 6, dtype=torch.uint8).to(getattr(torch, name))[1:, ::2]
+    described = describe("x", Producer(tensor))
+    assert (described.dtype, described.pointer) == (name, tensor.data_ptr())
+    assert described.strides == (6 * tensor.element_size(), 2 * tensor.element_size())
+
+
+def test_old_unversioned_export():
+    class Old(Producer):
+        def __dlpack__(self, stream=None):
+            return self._array.__dlpack__()
+
+    array = np.arange(6, dtype=np.int32)
+    assert describe("x", Old(array)).dtype == "int32"
+
+
+@pytest.mark.parametrize("device", [None, "cpu", (1,), (1, 0, 0), ("x", "y")])
+def test_device_that_is_no_pair_is_refused_by_name(device):
+    with pytest.raises(TypeError, match="^q is a Producer whose __dlpack_device__ failed: ."):
+        describe("q", Producer(np.zeros(3, np.float32), device=device))
+
+
+@pytest.mark.parametrize("capsule", [3, "x", None])
+def test_export_that_is_no_capsule_is_refused_by_name(capsule):
+    class Broken(Producer):
+        def __dlpack__(self, **keywords):
+            return capsule
+
+    with pytest.raises(TypeError, match="^q is a Broken whose DLPack export failed: ."):
+        describe("q", Broken(np.zeros(3, np.float32)))
+
+
+def test_device_that_differs_from_the_export_is_refused():
+    class Lying(Producer):
+        def __dlpack__(self, **keywords):
+            return self._array.__dlpack__()
+
+    with pytest.raises(TypeError, match="q is a Lying .*says 2, the capsule 1"):
+        describe("q", Lying(np.zeros(3, np.float32), device=(2, 0)))
+
+
+def test_dlpack_dtypes_without_a_name_are_refused():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(TypeError, match="q has dtype DLPack code 5 of 64 bits"):
+        describe("q", Producer(torch.zeros(3, dtype=torch.complex64)))
+
+
+def test_a_type_is_no_array():
+    with pytest.raises(TypeError, match="^q is a type"):
+        describe("q", np.ndarray)
+
+
+def test_masked_arrays_are_refused():
+    with pytest.raises(ValueError, match="q2k_indices is a masked array"):
+        describe("q2k_indices", np.ma.masked_array(np.zeros(3, np.int32), mask=[0, 1, 0]))
+
+
 @pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn"])
 def test_narrow_numpy_dtypes(name):
     array = np.zeros((3, 8), getattr(ml_dtypes, name))
@@ -74,6 +133,29 @@ def test_torch_tensors_that_cannot_be_read_in_place_are_refused():
         describe("q", torch.zeros(3, device="meta"))
     with pytest.raises(TypeError, match="q has dtype complex64"):
         describe("q", torch.zeros(3, dtype=torch.complex64))
+    with pytest.raises(ValueError, match="q has layout nested"):
+        describe("q", torch.nested.nested_tensor([torch.zeros(3), torch.zeros(4)]))
+    with pytest.raises(ValueError, match=r"q is lazily negated; .*q\.resolve_neg\(\)"):
+        describe("q", torch._neg_view(torch.zeros(3, dtype=torch.bfloat16)))
+
+
+def test_torch_tensors_without_storage_are_refused():
+    torch = pytest.importorskip("torch")
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with pytest.raises(ValueError, match="q has 3 elements and no storage"):
+        describe("q", FakeTensorMode().from_tensor(torch.zeros(3)))
+    freed = torch.zeros(3)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="q has 3 elements and no storage"):
+        describe("q", freed)
+
+    def traced(row):
+        with pytest.raises(ValueError, match="q is a torch tensor without storage"):
+            describe("q", row)
+        return row
+
+    torch.vmap(traced)(torch.zeros(2, 3))
 
 
 def test_overlap_is_decided_by_bytes_not_by_ranges():
