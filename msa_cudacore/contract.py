@@ -163,7 +163,7 @@ def check_workspace(workspace: Tensor, needed: int, call: Call) -> None:
         raise ValueError("workspace_buffer is read-only; accepted is writable memory")
     dense = 1
     for size, stride in zip(reversed(workspace.shape), reversed(workspace.strides), strict=True):
-        if size != 1 and stride != dense * workspace.element_bytes:
+        if workspace.elements and size != 1 and stride != dense * workspace.element_bytes:
             raise ValueError(f"workspace_buffer has byte strides {workspace.strides}; accepted is contiguous memory")
         dense *= size
     available = workspace.elements * workspace.element_bytes
@@ -195,11 +195,14 @@ def check_integer(name: str, value: Any, low: int, high: int) -> int:
 
 def _positive(name: str, value: Any) -> float:
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
-        hint = ""
-        if hasattr(value, "__dlpack__") or hasattr(value, "item"):
-            hint = f"; a tensor would need a synchronisation here, so pass float({name})"
-        raise TypeError(f"{name} is a {type(value).__name__}; accepted are positive finite floats{hint}")
-    number = float(value)
+        if hasattr(value, "__dlpack__"):
+            hint = f"a tensor would need a synchronisation here, so pass float({name})"
+            raise TypeError(f"{name} is a {type(value).__name__}; accepted are positive finite floats; {hint}")
+        raise TypeError(f"{name} is {value!r} ({type(value).__name__}); accepted are positive finite floats")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     if not (math.isfinite(number) and number > 0):
         raise ValueError(f"{name} is {number!r}; accepted are positive finite floats")
     return number
@@ -378,7 +381,7 @@ def _output(
 
 
 def _check_aliasing(call: Call) -> None:
-    """CTAs read inputs while others already write results, so the two may not share memory."""
+    """Refuse outputs that share memory with an input or each other: some CTAs write results while others still read."""
     if call.out.overlaps(call.lse):
         raise ValueError("out overlaps lse; accepted is memory of its own for each")
     for output in (call.out, call.lse):

@@ -106,6 +106,7 @@ REFUSALS = {
     "k_global_scale array": ("k_global_scale", lambda a: np.ones(1, np.float32), TypeError, "float(k_global_scale)"),
     "k_global_scale string": ("k_global_scale", lambda a: "1", TypeError, "str"),
     "k_global_scale boolean": ("k_global_scale", lambda a: True, TypeError, "bool"),
+    "k_global_scale beyond float64": ("k_global_scale", lambda a: 10**400, ValueError, "inf"),
     "k_global_scale beyond float32": ("k_global_scale", lambda a: 1e40, ValueError, "float32"),
     "v_global_scale zero": ("v_global_scale", lambda a: 0, ValueError, "positive"),
     "v_global_scale below float32": ("v_global_scale", lambda a: 1e-40, ValueError, "float32"),
@@ -158,14 +159,25 @@ def test_legal_arguments_are_accepted():
 
 def test_workspace_is_checked_although_the_host_backend_needs_none():
     arguments = legal()
+    arguments["lse"] = np.zeros((ROWS, HKV * GROUP), np.float32)
+    prepare(**arguments, workspace_buffer=np.zeros(0, np.uint8))
     for workspace, words in (
         (np.zeros(64, np.uint8)[1:], "multiples of 16"),
         (np.zeros(64, np.uint8)[::2], "contiguous"),
         (arguments["q"], "overlaps q"),
+        (arguments["lse"].reshape(-1), "overlaps lse"),
         (_read_only(np.zeros(64, np.uint8)), "read-only"),
     ):
         with pytest.raises(ValueError, match="workspace_buffer.*" + words):
             prepare(**arguments, workspace_buffer=workspace)
+
+
+@pytest.mark.filterwarnings("error")
+def test_queries_that_are_not_finite_and_results_beyond_float32_pass_in_silence():
+    arguments = legal()
+    arguments["q"][0, 0], arguments["q"][1, 0, 0] = np.nan, np.inf
+    runner = prepare(**(arguments | dict(k_global_scale=1e37)))
+    assert np.isnan(runner()[0, 0].astype(float)).all() and not np.isnan(runner.out[0, 1].astype(float)).any()
 
 
 def test_strides_of_size_one_dimensions_are_ignored():
