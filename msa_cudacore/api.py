@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import numbers
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -64,6 +66,8 @@ class MSANvfp4DecodeRunner:
         ------
         TypeError
             `stream` is none of these.
+        ValueError
+            It is a negative integer.
         """
         if self._current_stream is not None:
             stream = self._current_stream() if stream is None else _resolve_stream(stream)
@@ -278,18 +282,18 @@ def _resolve_stream(stream: Any) -> Any:
 
 def _place(device: Any) -> tuple[str, int]:
     """`("cuda", ordinal)` or `("cpu", 0)` out of any way to name a device."""
-    if isinstance(device, int) and not isinstance(device, bool):
+    if isinstance(device, numbers.Integral) and not isinstance(device, bool):
         return "cuda", check_integer("device", device, 0, 2**31 - 1)
     if isinstance(device, str):
-        kind, _, index = device.partition(":")
-        if kind in ("cpu", "cuda") and (not index or index.isdecimal()):
-            return kind, int(index or 0)
-    for attribute in ("device_id", "id", "index"):  # cuda.core.Device, cupy.cuda.Device, torch.device
-        ordinal = getattr(device, attribute, None)
-        if isinstance(ordinal, int):
-            return getattr(device, "type", "cuda"), ordinal
-    if getattr(device, "type", None) in ("cpu", "cuda"):
-        return device.type, 0
+        if match := re.fullmatch(r"(cpu|cuda)(?::(\d{1,9}))?", device, re.ASCII):
+            return match[1], int(match[2] or 0)
+    elif (kind := getattr(device, "type", "cuda")) in ("cpu", "cuda"):
+        for attribute in ("device_id", "id", "index"):  # cuda.core.Device, cupy.cuda.Device, torch.device
+            ordinal = getattr(device, attribute, None)
+            if isinstance(ordinal, int):
+                return kind, ordinal
+        if hasattr(device, "type"):  # torch.device without an index
+            return kind, 0
     raise TypeError(
         f"device is {device!r}; accepted are an ordinal, 'cuda:N' or 'cpu', and a device of torch, CuPy or cuda.core"
     )

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from msa_cudacore import msa_nvfp4_decode_workspace_size
 from msa_cudacore.contract import Problem
+from msa_cudacore.launch import device as device_module
 from msa_cudacore.launch.device import DeviceFacts
 from msa_cudacore.portable import SPLITS, PortableProgram, choose_configuration, exact_arch
 
@@ -80,3 +85,71 @@ def test_exact_architectures():
     assert [exact_arch(c) for c in ((8, 0), (8, 9), (9, 0), (10, 3), (12, 0))] == [
         "sm_80", "sm_89", "sm_90a", "sm_103a", "sm_120a",
     ]
+
+
+# The workspace size that callers ask for
+
+
+@pytest.fixture
+def ampere(monkeypatch):
+    """A device without clusters, so that splits merge through the workspace; records the ordinals asked for."""
+    asked = []
+
+    def facts(ordinal):
+        asked.append(ordinal)
+        return device((8, 0), 108)
+
+    monkeypatch.setattr(device_module, "facts", facts)
+    return asked
+
+
+@pytest.mark.parametrize("batch", [0, 1, 2, 7, 40])
+@pytest.mark.parametrize("splits", [None, *SPLITS])
+def test_the_stated_workspace_size_is_the_largest_need(ampere, batch, splits):
+    for seqlen_q, group, topk in ((1, 16, 16), (3, 5, 64), (2, 1, 1)):
+        needs = [
+            PortableProgram().plan(problem(batch, seqlen_q, 2, group, topk, pages), device((8, 0), 108), splits).workspace_bytes
+            for pages in range(100)
+        ]
+        size = msa_nvfp4_decode_workspace_size(batch, 2, "cuda", seqlen_q=seqlen_q, topk=topk, group=group, splits=splits)
+        assert size == max(needs)
+    assert batch == 0 or splits in (None, 1) or size > 0
+
+
+@pytest.mark.parametrize(
+    ("given", "ordinal"),
+    [
+        (0, 0), (3, 3), (np.int64(2), 2), ("cuda", 0), ("cuda:5", 5),
+        (SimpleNamespace(type="cuda", index=4), 4), (SimpleNamespace(type="cuda", index=None), 0),  # torch.device
+        (SimpleNamespace(id=6), 6),  # cupy.cuda.Device
+        (SimpleNamespace(device_id=7), 7),  # cuda.core.Device
+    ],
+)
+def test_a_device_may_be_named_in_many_ways(ampere, given, ordinal):
+    assert msa_nvfp4_decode_workspace_size(1, 1, given) > 0 and ampere == [ordinal]
+
+
+@pytest.mark.parametrize("given", ["cpu", "cpu:0", SimpleNamespace(type="cpu", index=None)])
+def test_the_host_needs_no_workspace(ampere, given):
+    assert msa_nvfp4_decode_workspace_size(1, 1, given) == 0 and not ampere
+
+
+@pytest.mark.parametrize(
+    "given", [None, True, 1.0, "CUDA", "cuda:", "cuda:-1", "cuda:x", "cuda:" + "9" * 5000, SimpleNamespace(type="meta", index=0), object()]
+)
+def test_what_is_no_device_is_refused(ampere, given):
+    with pytest.raises(TypeError, match="^device is .*accepted are an ordinal"):
+        msa_nvfp4_decode_workspace_size(1, 1, given)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (dict(batch=-1), ValueError), (dict(batch=1.0), TypeError), (dict(num_kv_heads=0), ValueError),
+        (dict(seqlen_q=33), ValueError), (dict(topk=0), ValueError), (dict(group=17), ValueError), (dict(splits=0), ValueError),
+        (dict(device=-1), ValueError),
+    ],
+)
+def test_sizes_outside_the_contract_are_refused_by_name(ampere, change, error):
+    with pytest.raises(error, match=f"^{next(iter(change))} is "):
+        msa_nvfp4_decode_workspace_size(**(dict(batch=1, num_kv_heads=1, device=0) | change))
