@@ -1,0 +1,503 @@
+"""Asynchronous copies without a tensor map: cp.async, cp.async.bulk, cp.reduce.async.bulk, st.async, red.async.
+
+Each copy is an agent of its own that reads its source and writes its destination at times the schedule draws; until
+then its destination is claimed, so that any access in between is reported.  PTX ISA, "Data movement and conversion
+instructions: asynchronous copy".
+"""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+
+from .async_groups import Groups, Operation
+from .forms import operation
+from .lanes_memory import touch_global, touch_shared
+from .layout import A_WRITE
+from .machine import Wait
+from .mbarrier import apply, complete_tx, find
+from .model import Immediate
+from .places import groups, is_generic, shared_address
+from .tensor_map import reduce_values
+
+
+def groups_of(warp, kind):
+    """The Groups of the warp for ``kind``: "cp.async" or "bulk"."""
+    return warp.cta.state.setdefault((kind, warp.index), Groups())
+
+
+def _wait_key(warp, kind):
+    return (kind, warp.cta.index, warp.index)
+
+
+def start(warp, kind, mask, label, read, write, *, proxy, claims=(), nbytes=0, report=None, signal=None):
+    """Queue one copy as an agent.
+
+    Args:
+        mask: lanes whose group it joins (0: none).
+        read: function of the agent that returns the data; write: function of agent and data.
+        claims: (cta, offset, bytes) shared ranges that the copy will write: they hold poison until then, and any
+            access that is not ordered behind the copy is a race.
+        signal: function of the agent, the completion signal.
+    """
+    machine = warp.machine
+    agent = warp.spawn(label, proxy=proxy)
+    member = Operation(label, agent)
+    wake_key = _wait_key(warp, kind)
+    if mask:
+        groups_of(warp, kind).add(mask, member)
+    for cta, offset, size in claims:
+        machine.access.claim_shared(agent, cta.rank, offset, size, write=True)
+        cta.shared.bytes[offset:offset + size] = 0xFF
+    data = []
+
+    def do_read():
+        data.append(read(agent))
+        member.read_row = machine.clocks.VC[agent.slot].copy()
+        member.read_done = True
+        if mask:
+            machine.wake(wake_key)
+
+    def do_write():
+        write(agent, data[0])
+        if signal is not None:
+            signal(agent)
+        member.row = machine.clocks.VC[agent.slot].copy()
+        member.done = True
+        agent.retire()
+        if mask:
+            machine.wake(wake_key)
+
+    if nbytes:
+        machine.report.count_bytes(report, nbytes)
+    machine.queue.submit(agent, [do_read, do_write])
+    return member
+
+
+def wait_groups(warp, kind, keep, *, read=False, everything=False):
+    """wait_group: sleep until only the ``keep`` newest groups are unfinished, then learn what the others did."""
+    history = groups_of(warp, kind)
+    unfinished, waited = history.pending(warp.mask, keep, read=read, everything=everything)
+    if unfinished:
+        return Wait(_wait_key(warp, kind), lambda: f"{ins_name(kind)} for {len(unfinished)} copies, first "
+                                                   f"{unfinished[0].label}")
+    for member in waited:
+        row = member.read_row if read else member.row
+        if row is not None:
+            warp.machine.clocks.acquire_row(warp.slot, row)
+    if not read:
+        history.forget(warp.mask, keep, everything=everything)
+    return None
+
+
+def ins_name(kind):
+    return "cp.async.wait_group" if kind == "cp.async" else "cp.async.bulk.wait_group"
+
+
+def immediate(warp, ins, index):
+    operand = ins.operands[index]
+    return operand.value if isinstance(operand, Immediate) else warp.uniform(index)
+
+
+def global_address(warp, ins, address, lane):
+    """A global operand as it is; faults for a generic address in another window."""
+    space, _, _ = warp.machine.memory.resolve(int(address))
+    if space != "global":
+        warp.fault("address-space", f"address {int(address):#x} is in {space} memory; it must be global", lane=lane,
+                   address=int(address))
+    return int(address)
+
+
+# --- cp.async ---------------------------------------------------------------------------------------------------------
+
+@operation("cp.async", "ca|cg shared|shared::cta global L2::cache_hint? L2::64B|L2::128B|L2::256B?", None)
+def cp_async(warp, ins):
+    size = immediate(warp, ins, 2)
+    if size not in (4, 8, 16) or (ins.has("cg") and size != 16):
+        warp.fault("operand", f"cp-size {size}: .ca takes 4, 8 or 16 bytes, .cg takes 16")
+    counts = np.full(32, size, np.uint32)
+    if len(ins.operands) > 3:
+        last = ins.operands[3]
+        if getattr(last, "type", None) == "pred":
+            ignored = warp.predicate(3)
+            counts = np.array([0 if ignored >> i & 1 else size for i in range(32)], np.uint32)
+        elif not (ins.has("L2::cache_hint") and len(ins.operands) == 4):
+            counts = warp.u32(3)
+    destinations, sources = warp.address(0), warp.address(1)
+    lanes = warp.lanes
+    offsets = []
+    for lane in lanes:
+        _, offset = shared_address(warp, destinations[lane], lane, generic=False, cluster=False, size=size, align=size)
+        offsets.append(offset)
+        if counts[lane] > size:
+            warp.fault("operand", f"src-size {counts[lane]} exceeds cp-size {size}", lane=lane)
+        if counts[lane] and int(sources[lane]) % size:
+            warp.fault("misaligned", f"source {int(sources[lane]):#x} is not a multiple of {size}", lane=lane,
+                       address=int(sources[lane]))
+    offsets = np.array(offsets, np.int64)
+    wanted = counts[lanes].astype(np.int64)
+    addresses = sources[lanes]
+    cta, access = warp.cta, warp.machine.access
+
+    def read(agent):
+        data = np.zeros((len(lanes), size), np.uint8)
+        for count in np.unique(wanted):
+            if count:
+                rows = wanted == count
+                data[rows, :count] = access.gather_global(agent, addresses[rows], int(count))
+        return data
+
+    def write(agent, data):
+        access.scatter_shared(agent, cta.rank, offsets, data)
+
+    # The destination is claimed piece by piece where the lanes' pieces do not join.
+    claims = [(cta, low, high - low) for low, high in runs(offsets, size)]
+    start(warp, "cp.async", warp.mask, ins.text, read, write, proxy="generic", claims=claims,
+          nbytes=int(wanted.sum()), report="cp.async")
+
+
+def runs(offsets, size):
+    """Ranges [low, high) covered by pieces of one size, joined where they touch."""
+    joined = []
+    for offset in sorted(int(x) for x in offsets):
+        if joined and offset <= joined[-1][1]:
+            joined[-1][1] = max(joined[-1][1], offset + size)
+        else:
+            joined.append([offset, offset + size])
+    return joined
+
+
+@operation("cp.async.commit_group", "", "")
+def cp_async_commit(warp, ins):
+    groups_of(warp, "cp.async").commit(warp.mask)
+
+
+@operation("cp.async.wait_group", "", "a")
+def cp_async_wait(warp, ins):
+    return wait_groups(warp, "cp.async", immediate(warp, ins, 0))
+
+
+@operation("cp.async.wait_all", "", "")
+def cp_async_wait_all(warp, ins):
+    return wait_groups(warp, "cp.async", 0, everything=True)
+
+
+@operation("cp.async.mbarrier.arrive", "noinc? shared|shared::cta? b64", "[a]")
+def cp_async_mbarrier_arrive(warp, ins):
+    """An arrival of each lane once its earlier cp.async are done; without .noinc it does not count as expected."""
+    generic = is_generic(ins)
+    machine = warp.machine
+    for mask, lane, (address,) in groups(warp, warp.address(0)):
+        cta, offset = shared_address(warp, address, lane, generic=generic, cluster=False, size=8, align=8,
+                                     what="mbarrier address")
+        count = mask.bit_count()
+        if not ins.has("noinc"):
+            for _ in range(count):
+                apply(warp.agent, cta, offset, "cp.async.mbarrier.arrive", lambda b: b.increment(), release=False,
+                      lane=lane)
+        earlier = groups_of(warp, "cp.async").open_operations(mask)
+        agent = warp.spawn(ins.text, proxy="generic")
+
+        def arrive(agent=agent, cta=cta, offset=offset, count=count, earlier=earlier):
+            for member in earlier:
+                machine.clocks.acquire_row(agent.slot, member.row)
+            for _ in range(count):
+                apply(agent, cta, offset, "cp.async.mbarrier.arrive", lambda b: b.arrive())
+            agent.retire()
+
+        machine.queue.submit(agent, [arrive], after=[member.agent for member in earlier])
+
+
+# --- bulk copies ------------------------------------------------------------------------------------------------------
+
+def bulk_size(warp, size, lane):
+    if size % 16:
+        warp.fault("misaligned", f"bulk copy of {size} bytes: the size must be a multiple of 16", lane=lane)
+    return int(size)
+
+
+def check_16(warp, address, lane, what):
+    if int(address) % 16:
+        warp.fault("misaligned", f"{what} {int(address):#x} of a bulk copy is not a multiple of 16", lane=lane,
+                   address=int(address))
+
+
+def multicast_targets(warp, ins, mask_index, destination, barrier, lane, *, pair=False):
+    """(CTA, offset, barrier CTA, barrier offset) for each CTA that a load writes to.
+
+    Args:
+        mask_index: operand with the CTA mask of .multicast::cluster, or None.
+        destination, barrier: (CTA, offset) as the operands name them.
+        pair: the .cta_group::2 rule: the signal goes to the CTA of the destination's pair that has the parity of
+            the barrier operand's CTA.
+    """
+    cluster = warp.cta.cluster
+    if mask_index is None:
+        targets = [destination[0]]
+    else:
+        chosen = int(warp.u32(mask_index)[lane]) & 0xFFFF
+        if chosen == 0 or chosen >> len(cluster):
+            warp.fault("operand", f"multicast mask {chosen:#x} for a cluster of {len(cluster)} CTAs", lane=lane)
+        targets = [cta for cta in cluster if chosen >> cta.rank & 1]
+    found = []
+    for cta in targets:
+        if pair:
+            signalled = cluster[cta.rank & ~1 | barrier[0].rank & 1]
+        elif mask_index is not None:
+            signalled = cta
+        else:
+            signalled = barrier[0]
+            if signalled is not cta:
+                warp.fault("mbarrier", f"the mbarrier is in CTA {signalled.rank}, the destination in CTA {cta.rank}: "
+                           "they must be in the same one", lane=lane)
+        found.append((cta, destination[1], signalled, barrier[1]))
+    return found
+
+
+def require_alive(warp, cta, lane, what):
+    """A copy or signal into a CTA that has exited is an error of the program."""
+    if cta.exited:
+        warp.fault("cluster-exit", f"{what} reaches CTA {cta.rank} of the cluster, which has exited", lane=lane)
+
+
+@operation("cp.async.bulk", "shared::cluster|shared::cta global mbarrier::complete_tx::bytes multicast::cluster? "
+                            "L2::cache_hint?", "[a], [b], c, [m], x?, y?")
+def bulk_load(warp, ins):
+    mask_index = 4 if ins.has("multicast::cluster") else None
+    for lane in warp.lanes:
+        size = bulk_size(warp, warp.u32(2)[lane], lane)
+        source = global_address(warp, ins, warp.address(1)[lane], lane)
+        check_16(warp, source, lane, "source")
+        cluster = ins.has("shared::cluster")
+        destination = shared_address(warp, warp.address(0)[lane], lane, generic=False, cluster=cluster, size=size,
+                                     align=16, what="destination")
+        barrier = shared_address(warp, warp.address(3)[lane], lane, generic=False, cluster=cluster, size=8, align=8,
+                                 what="mbarrier address")
+        targets = multicast_targets(warp, ins, mask_index, destination, barrier, lane)
+        load(warp, ins, size, lambda agent, s=source, n=size: warp.machine.access.read_global(agent, s, n),
+             [(cta, [(offset, size)], b_cta, b_offset) for cta, offset, b_cta, b_offset in targets],
+             lambda agent, cta, data, o=destination[1]: warp.machine.access.write_shared(agent, cta.rank, o, data),
+             size, "bulk load")
+
+
+def load(warp, ins, nbytes, read, targets, write, tx, report):
+    """Queue a load to one or several CTAs; each gets its own completion signal.
+
+    Args:
+        targets: (CTA, [(offset, size)], barrier CTA, barrier offset).
+        write: function of agent, CTA and data.
+        tx: bytes of the completion signal.
+    """
+    for cta, ranges, b_cta, b_offset in targets:
+        find(warp, b_cta, b_offset, ins.name)
+        require_alive(warp, cta, None, ins.name)
+        start(warp, "bulk", 0, ins.text, read, lambda agent, data, cta=cta: write(agent, cta, data), proxy="async",
+              claims=[(cta, offset, size) for offset, size in ranges], nbytes=nbytes, report=report,
+              signal=lambda agent, c=b_cta, o=b_offset: complete_tx(agent, c, o, tx, ins.name))
+
+
+@operation("cp.async.bulk", "shared::cluster shared::cta mbarrier::complete_tx::bytes", "[a], [b], c, [m]")
+def bulk_to_cluster(warp, ins):
+    access = warp.machine.access
+    for lane in warp.lanes:
+        size = bulk_size(warp, warp.u32(2)[lane], lane)
+        cta, offset = shared_address(warp, warp.address(0)[lane], lane, generic=False, cluster=True, size=size,
+                                     align=16, what="destination")
+        own, source = shared_address(warp, warp.address(1)[lane], lane, generic=False, cluster=False, size=size,
+                                     align=16, what="source")
+        b_cta, b_offset = shared_address(warp, warp.address(3)[lane], lane, generic=False, cluster=True, size=8,
+                                         align=8, what="mbarrier address")
+        if b_cta is not cta:
+            warp.fault("mbarrier", f"the mbarrier is in CTA {b_cta.rank}, the destination in CTA {cta.rank}: they "
+                       "must be in the same one", lane=lane)
+        find(warp, b_cta, b_offset, ins.name, lane)
+        require_alive(warp, cta, lane, ins.name)
+        start(warp, "bulk", 0, ins.text,
+              lambda agent, o=source, n=size, c=own: access.read_shared(agent, c.rank, o, n),
+              lambda agent, data, o=offset, c=cta: access.write_shared(agent, c.rank, o, data), proxy="async",
+              claims=[(cta, offset, size)], nbytes=size, report="bulk dsmem",
+              signal=lambda agent, c=b_cta, o=b_offset, n=size: complete_tx(agent, c, o, n, ins.name))
+
+
+@operation("cp.async.bulk", "global shared::cta bulk_group L2::cache_hint? cp_mask?", "[a], [b], c, x?, y?")
+def bulk_store(warp, ins):
+    access = warp.machine.access
+    for lane in warp.lanes:
+        size = bulk_size(warp, warp.u32(2)[lane], lane)
+        target = global_address(warp, ins, warp.address(0)[lane], lane)
+        check_16(warp, target, lane, "destination")
+        own, source = shared_address(warp, warp.address(1)[lane], lane, generic=False, cluster=False, size=size,
+                                     align=16, what="source")
+        kept = None
+        if ins.has("cp_mask"):
+            bits = int(warp.u32(4 if ins.has("L2::cache_hint") else 3)[lane]) & 0xFFFF
+            kept = np.resize(np.array([bits >> i & 1 for i in range(16)], np.bool_), size)
+
+        def write(agent, data, target=target, kept=kept):
+            if kept is None:
+                access.write_global(agent, target, data)
+            elif kept.any():
+                at = np.flatnonzero(kept)
+                access.scatter_global(agent, target + at.astype(np.int64), data[at][:, None])
+
+        start(warp, "bulk", 1 << lane, ins.text,
+              lambda agent, o=source, n=size, c=own: access.read_shared(agent, c.rank, o, n), write, proxy="async",
+              nbytes=size, report="bulk store")
+
+
+@operation("cp.async.bulk.prefetch", "L2 global L2::cache_hint?", "[a], b, c?")
+def bulk_prefetch(warp, ins):
+    for lane in warp.lanes:
+        size = bulk_size(warp, warp.u32(1)[lane], lane)
+        check_16(warp, warp.address(0)[lane], lane, "source")
+        warp.machine.memory.view(global_address(warp, ins, warp.address(0)[lane], lane), size)
+
+
+@operation("cp.async.bulk.commit_group", "", "")
+def bulk_commit(warp, ins):
+    groups_of(warp, "bulk").commit(warp.mask)
+
+
+@operation("cp.async.bulk.wait_group", "read?", "a")
+def bulk_wait(warp, ins):
+    return wait_groups(warp, "bulk", immediate(warp, ins, 0), read=ins.has("read"))
+
+
+_REDUCED = {"u32": np.uint32, "s32": np.int32, "u64": np.uint64, "s64": np.int64, "b32": np.uint32, "b64": np.uint64,
+            "f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32, "f64": np.float64}
+_OPERATIONS = "add|min|max|inc|dec|and|or|xor"
+
+
+def update_global(agent, address, size, change):
+    """Replace global bytes by ``change(bytes)``, atomically with respect to other reductions."""
+    machine = agent.machine
+    allocation = machine.memory.find(address)
+    if allocation < 0 or address + size > machine.memory.rows[allocation][1]:
+        agent.fault("out-of-bounds", f"{size} bytes at global address {address:#x}: {machine.memory.describe(address)}",
+                    address=address)
+    if machine.checks.races and machine.A[allocation, A_WRITE]:
+        clocks, out = machine.clocks, machine.access.out
+        begin = machine.memory.rows[allocation][0]
+        if touch_global(machine.A, clocks.VC, clocks.K, out, allocation, address - begin, size, agent.slot, agent.pc,
+                        True, True, True, 0):
+            agent.race(out, machine.memory.describe(address), "reduction")
+    view = machine.memory.view(address, size)
+    view[:] = change(view.copy())
+
+
+def update_shared(agent, cta, offset, size, change):
+    """The same for the shared memory of a CTA."""
+    machine = agent.machine
+    if cta.exited:
+        agent.fault("cluster-exit", f"reduction into the shared memory of CTA {cta.index}, which has exited")
+    if machine.checks.shared_races:
+        clocks, out = machine.clocks, machine.access.out
+        if touch_shared(machine.C, clocks.VC, clocks.K, out, cta.slot, offset, size, agent.slot, agent.pc, True, True,
+                        True, 0):
+            agent.race(out, f"shared memory at {cta.rank << 24 | offset:#x}", "reduction")
+    view = cta.shared.bytes[offset:offset + size]
+    view[:] = change(view.copy())
+
+
+def reduce_bytes(old, new, operation_name, dtype):
+    return np.frombuffer(reduce_values(operation_name, old.view(dtype), new.view(dtype)).tobytes(), np.uint8)
+
+
+@operation("cp.reduce.async.bulk", f"global shared::cta bulk_group L2::cache_hint? {_OPERATIONS} noftz? "
+                                   "u32|s32|u64|s64|b32|b64|f16|bf16|f32|f64", "[a], [b], c, x?")
+def bulk_reduce_global(warp, ins):
+    access = warp.machine.access
+    name, dtype = ins.one_of(*_OPERATIONS.split("|")), _REDUCED[ins.modifiers[-1]]
+    for lane in warp.lanes:
+        size = bulk_size(warp, warp.u32(2)[lane], lane)
+        target = global_address(warp, ins, warp.address(0)[lane], lane)
+        check_16(warp, target, lane, "destination")
+        own, source = shared_address(warp, warp.address(1)[lane], lane, generic=False, cluster=False, size=size,
+                                     align=16, what="source")
+
+        def write(agent, data, target=target):
+            update_global(agent, target, len(data), lambda old: reduce_bytes(old, data, name, dtype))
+
+        start(warp, "bulk", 1 << lane, ins.text,
+              lambda agent, o=source, n=size, c=own: access.read_shared(agent, c.rank, o, n), write, proxy="async",
+              nbytes=size, report="bulk reduction")
+
+
+@operation("cp.reduce.async.bulk", f"shared::cluster shared::cta mbarrier::complete_tx::bytes {_OPERATIONS} "
+                                   "u32|s32|u64|s64|b32|b64", "[a], [b], c, [m]")
+def bulk_reduce_cluster(warp, ins):
+    access = warp.machine.access
+    name, dtype = ins.one_of(*_OPERATIONS.split("|")), _REDUCED[ins.modifiers[-1]]
+    for lane in warp.lanes:
+        size = bulk_size(warp, warp.u32(2)[lane], lane)
+        cta, offset = shared_address(warp, warp.address(0)[lane], lane, generic=False, cluster=True, size=size,
+                                     align=16, what="destination")
+        own, source = shared_address(warp, warp.address(1)[lane], lane, generic=False, cluster=False, size=size,
+                                     align=16, what="source")
+        b_cta, b_offset = shared_address(warp, warp.address(3)[lane], lane, generic=False, cluster=True, size=8,
+                                         align=8, what="mbarrier address")
+        find(warp, b_cta, b_offset, ins.name, lane)
+        require_alive(warp, cta, lane, ins.name)
+
+        def write(agent, data, cta=cta, offset=offset):
+            update_shared(agent, cta, offset, len(data),
+                                 lambda old: reduce_bytes(old, data, name, dtype))
+
+        start(warp, "bulk", 0, ins.text, lambda agent, o=source, n=size, c=own: access.read_shared(agent, c.rank, o, n),
+              write, proxy="async", nbytes=size, report="bulk dsmem reduction",
+              signal=lambda agent, c=b_cta, o=b_offset, n=size: complete_tx(agent, c, o, n, ins.name))
+
+
+# --- st.async and red.async -------------------------------------------------------------------------------------------
+
+_WIDTHS = {"b32": 4, "u32": 4, "s32": 4, "f32": 4, "b64": 8, "u64": 8, "s64": 8, "f64": 8}
+
+
+def _async_targets(warp, ins, size, lane):
+    cta, offset = shared_address(warp, warp.address(0)[lane], lane, generic=is_generic(ins), cluster=True, size=size,
+                                 align=size, what="destination")
+    b_cta, b_offset = shared_address(warp, warp.address(2)[lane], lane, generic=is_generic(ins), cluster=True, size=8,
+                                     align=8, what="mbarrier address")
+    if b_cta is not cta:
+        warp.fault("mbarrier", f"the mbarrier is in CTA {b_cta.rank}, the destination in CTA {cta.rank}: they must be "
+                   "in the same one", lane=lane)
+    find(warp, b_cta, b_offset, ins.name, lane)
+    require_alive(warp, cta, lane, ins.name)
+    return cta, offset, b_offset
+
+
+@operation("st.async", "weak? shared::cluster? mbarrier::complete_tx::bytes v2|v4? b32|u32|s32|f32|b64|u64|s64|f64",
+           "[a], b, [m]")
+def st_async(warp, ins):
+    access = warp.machine.access
+    width = _WIDTHS[ins.modifiers[-1]]
+    count = int((ins.one_of("v2", "v4") or "v1")[1:])
+    words = warp.vector(1) if count > 1 else warp.values(1)[None]
+    for lane in warp.lanes:
+        cta, offset, b_offset = _async_targets(warp, ins, width * count, lane)
+        data = np.frombuffer(b"".join(int(w).to_bytes(8, "little")[:width] for w in words[:, lane]), np.uint8)
+        start(warp, "st.async", 0, ins.text, lambda agent, d=data: d,
+              lambda agent, d, c=cta, o=offset: access.write_shared(agent, c.rank, o, d), proxy="generic",
+              claims=[(cta, offset, len(data))], nbytes=len(data), report="st.async",
+              signal=lambda agent, c=cta, o=b_offset, n=len(data): complete_tx(agent, c, o, n, ins.name))
+
+
+@operation("red.async", "relaxed cluster shared::cluster? mbarrier::complete_tx::bytes "
+                        f"{_OPERATIONS} b32|u32|s32|u64", "[a], b, [m]")
+def red_async(warp, ins):
+    access = warp.machine.access
+    dtype = _REDUCED[ins.modifiers[-1]]
+    name = ins.one_of(*_OPERATIONS.split("|"))
+    width = np.dtype(dtype).itemsize
+    words = warp.values(1)
+    for lane in warp.lanes:
+        cta, offset, b_offset = _async_targets(warp, ins, width, lane)
+        data = np.frombuffer(int(words[lane]).to_bytes(8, "little")[:width], np.uint8)
+
+        def write(agent, d, c=cta, o=offset):
+            update_shared(agent, c, o, width, lambda old: reduce_bytes(old, d, name, dtype))
+
+        start(warp, "red.async", 0, ins.text, lambda agent, d=data: d, write, proxy="generic", nbytes=width,
+              report="red.async", signal=lambda agent, c=cta, o=b_offset: complete_tx(agent, c, o, width, ins.name))
+
+
