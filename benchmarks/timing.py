@@ -107,9 +107,12 @@ class Stopwatch:
         graph.upload(self.stream)
         return lambda: graph.launch(self.stream)
 
-    def time(self, replays: Sequence[Callable[[], None]], *, samples: int) -> Timing:
-        """Time `samples` replays, taking turns among `replays`, on a GPU that was kept busy for some time before."""
-        for _ in range(_WARMUP_READS):
+    def time(self, replays: Sequence[Callable[[], None]], *, samples: int, idle_before: bool = True) -> Timing:
+        """Time `samples` replays, taking turns among `replays`.
+
+        `idle_before` says that the GPU may have been idle and has to be kept busy for some time first.
+        """
+        for _ in range(_WARMUP_READS if idle_before else 1):
             self._flush(self.stream)
         for replay in replays:
             self._flush(self.stream)

@@ -45,7 +45,8 @@ def measure(
             except Unavailable as error:
                 refused[label] = str(error)
                 continue
-            trials[label] = bench.stopwatch.time([prepared.replay], samples=_TRIAL_SAMPLES).median
+            timing = bench.stopwatch.time([prepared.replay], samples=_TRIAL_SAMPLES, idle_before=not trials)
+            trials[label] = timing.median
             del prepared
         if not trials:
             raise Unavailable("; ".join(f"{label}: {why}" for label, why in refused.items()))

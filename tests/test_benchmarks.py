@@ -201,7 +201,7 @@ class FakeStopwatch:
         def sync():
             pass
 
-    def time(self, replays, *, samples):
+    def time(self, replays, *, samples, idle_before=True):
         times = [replay() for replay in replays]
         return Timing(tuple(times[number % len(times)] for number in range(samples)))
 

@@ -118,6 +118,7 @@ class _Unfused:
                 kernels["norm"](masked, total, scores)
                 second.execute(stream=stream)
 
+        bench.arrays.finish()
         compute(cupy.cuda.ExternalStream(int(bench.stopwatch.stream.handle)))
         bench.stopwatch.stream.sync()
         replay = bench.stopwatch.capture(lambda builder: compute(cupy.cuda.ExternalStream(int(builder.stream.handle))))
