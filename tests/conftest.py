@@ -16,6 +16,7 @@ from hypothesis import settings
 
 from msa_cudacore import prepare_msa_nvfp4_sparse_decode
 from msa_cudacore.cases import Case
+from msa_cudacore.programs import select
 from msa_cudacore.reference import Report, compare
 from msa_cudacore.transfer import BF16, to_numpy
 
@@ -111,6 +112,7 @@ TARGETS = {
     "numpy-bits": Target("numpy", None, "auto", bf16_as_uint16=True),
     "torch-cpu": Target("torch", "cpu", "auto"),
     "torch": Target("torch", "cuda", "portable"),
+    "torch-blackwell": Target("torch", "cuda", "blackwell"),
     "cupy": Target("cupy", None, "portable"),
     "cupy-bits": Target("cupy", None, "auto", bf16_as_uint16=True),
 }
@@ -120,8 +122,13 @@ def _get(name: str) -> Target:
     target = TARGETS[name]
     if target.framework != "numpy":
         pytest.importorskip(target.framework)
-    if name == "torch" and not pytest.importorskip("torch").cuda.is_available():
-        pytest.skip("this torch sees no CUDA device")
+    if not target.on_host:
+        if target.framework == "torch" and not pytest.importorskip("torch").cuda.is_available():
+            pytest.skip("this torch sees no CUDA device")
+        try:
+            select(target.backend, "cuda", 0)
+        except RuntimeError as refusal:
+            pytest.skip(str(refusal))
     if name == "cupy":
         try:
             pytest.importorskip("cupy").empty(1, BF16)
@@ -130,19 +137,29 @@ def _get(name: str) -> Target:
     return target
 
 
-@pytest.fixture(params=[pytest.param(n, marks=pytest.mark.gpu) if n in ("torch", "cupy", "cupy-bits") else n for n in TARGETS])
+def _params(*names: str) -> list:
+    return [name if TARGETS[name].on_host else pytest.param(name, marks=pytest.mark.gpu) for name in names]
+
+
+@pytest.fixture(params=_params(*TARGETS))
 def target(request: pytest.FixtureRequest) -> Target:
     """Every way to call the public function."""
     return _get(request.param)
 
 
-@pytest.fixture(params=["numpy", pytest.param("torch", marks=pytest.mark.gpu)])
+@pytest.fixture(params=_params("numpy", "torch", "torch-blackwell"))
 def main_target(request: pytest.FixtureRequest) -> Target:
-    """The oracle on host arrays and the GPU program on torch tensors: for what does not depend on the array library."""
+    """The oracle on host arrays and each GPU program on torch tensors: for what does not depend on the array library."""
+    return _get(request.param)
+
+
+@pytest.fixture(params=_params("torch", "torch-blackwell"))
+def gpu_target(request: pytest.FixtureRequest) -> Target:
+    """Each GPU program on torch tensors."""
     return _get(request.param)
 
 
 @pytest.fixture
-def gpu_target() -> Target:
-    """The GPU program on torch tensors; the test carries the ``gpu`` mark."""
+def portable_target() -> Target:
+    """The program that can merge through a workspace, on torch tensors; the test carries the ``gpu`` mark."""
     return _get("torch")

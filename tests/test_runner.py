@@ -354,15 +354,15 @@ def test_another_device_than_the_current_one(gpu_target, rng):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("splits", SPLITS)
-def test_a_dirty_workspace_does_not_matter_and_its_end_is_respected(gpu_target, without_clusters, splits, rng):
+def test_a_dirty_workspace_does_not_matter_and_its_end_is_respected(portable_target, without_clusters, splits, rng):
     import torch
 
     case = small_case(rng)
-    moved = gpu_target.move(case)
-    needed = gpu_target.prepare(moved, splits=splits).workspace_bytes
+    moved = portable_target.move(case)
+    needed = portable_target.prepare(moved, splits=splits).workspace_bytes
     assert needed > 0 or splits == 1
     region = torch.full((needed + 4096,), 0xFF, dtype=torch.uint8, device="cuda")
-    runner = gpu_target.prepare(moved, splits=splits, workspace_buffer=region[:needed])
+    runner = portable_target.prepare(moved, splits=splits, workspace_buffer=region[:needed])
     graph = torch.cuda.CUDAGraph()
     results = []
     for launch in (runner, runner, graph.replay, graph.replay):
@@ -370,74 +370,74 @@ def test_a_dirty_workspace_does_not_matter_and_its_end_is_respected(gpu_target, 
             with torch.cuda.graph(graph):
                 runner()
         region[:needed].fill_(0xFF)
-        gpu_target.fill(runner.out, np.nan)
+        portable_target.fill(runner.out, np.nan)
         launch()
-        results.append(snapshot(gpu_target, runner))
+        results.append(snapshot(portable_target, runner))
         assert (region[needed:] == 0xFF).all()
     assert len(set(results)) == 1
-    assert_right(gpu_target, runner, case)
+    assert_right(portable_target, runner, case)
 
 
 @pytest.mark.gpu
-def test_the_stated_workspace_size_suffices(gpu_target, without_clusters, rng):
+def test_the_stated_workspace_size_suffices(portable_target, without_clusters, rng):
     for splits in (None, *SPLITS):
         for seqlen_q in (1, 3):
             case = random_case(rng, group=16, num_kv_heads=4, seqlen_q=seqlen_q, topk=16, batch=2, hostile=False)
             size = msa_nvfp4_decode_workspace_size(2, 4, "cuda", seqlen_q=seqlen_q, splits=splits)
-            assert gpu_target.prepare(gpu_target.move(case), splits=splits).workspace_bytes <= size
+            assert portable_target.prepare(portable_target.move(case), splits=splits).workspace_bytes <= size
 
 
 @pytest.mark.gpu
-def test_two_runners_share_a_workspace_on_one_stream(gpu_target, without_clusters, rng):
+def test_two_runners_share_a_workspace_on_one_stream(portable_target, without_clusters, rng):
     import torch
 
     cases = [small_case(rng, lengths=np.full(batch, 1000)) for batch in (1, 8)]
-    moved = [gpu_target.move(case) for case in cases]
-    size = max(gpu_target.prepare(m, splits=8).workspace_bytes for m in moved)
+    moved = [portable_target.move(case) for case in cases]
+    size = max(portable_target.prepare(m, splits=8).workspace_bytes for m in moved)
     workspace = torch.empty(size, dtype=torch.uint8, device="cuda")
-    runners = [gpu_target.prepare(m, splits=8, workspace_buffer=workspace) for m in moved]
+    runners = [portable_target.prepare(m, splits=8, workspace_buffer=workspace) for m in moved]
     for runner in runners * 50:
         runner()
     for runner, case in zip(runners, cases):
-        assert_right(gpu_target, runner, case)
+        assert_right(portable_target, runner, case)
 
 
 @pytest.mark.gpu
-def test_unfit_workspaces_are_refused(gpu_target, without_clusters, rng):
+def test_unfit_workspaces_are_refused(portable_target, without_clusters, rng):
     import torch
 
-    moved = gpu_target.move(small_case(rng))
-    needed = gpu_target.prepare(moved, splits=4).workspace_bytes
+    moved = portable_target.move(small_case(rng))
+    needed = portable_target.prepare(moved, splits=4).workspace_bytes
     region = torch.empty(needed + 64, dtype=torch.uint8, device="cuda")
     for buffer in (region[: needed - 1], region[1 : 1 + needed], torch.empty(needed, dtype=torch.uint8), moved.k.reshape(-1)[:8]):
         with pytest.raises(ValueError, match="workspace_buffer"):
-            gpu_target.prepare(moved, splits=4, workspace_buffer=buffer)
+            portable_target.prepare(moved, splits=4, workspace_buffer=buffer)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("part", range(3))
-def test_random_problems_merged_through_the_workspace(gpu_target, without_clusters, part, rng):
+def test_random_problems_merged_through_the_workspace(portable_target, without_clusters, part, rng):
     for _ in range(20):
-        gpu_target.check(random_case(rng), splits=int(rng.choice([2, 4, 8])))
+        portable_target.check(random_case(rng), splits=int(rng.choice([2, 4, 8])))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["an empty request beside a full one", "a row that selects nothing", "causal edge inside a page"])
-def test_exact_answers_merged_through_the_workspace(gpu_target, without_clusters, name):
+def test_exact_answers_merged_through_the_workspace(portable_target, without_clusters, name):
     case = next(case for case in exact_cases() if case.name == name)
     for splits in (2, 4, 8):
-        gpu_target.check(case, splits=splits)
+        portable_target.check(case, splits=splits)
 
 
 @pytest.mark.gpu
-def test_both_merges_give_the_same_answer(gpu_target, monkeypatch, rng):
+def test_both_merges_give_the_same_answer(portable_target, monkeypatch, rng):
     from msa_cudacore.launch import device
 
     case = small_case(rng)
-    with_clusters = gpu_target.run(case, splits=8)
+    with_clusters = portable_target.run(case, splits=8)
     facts = device.facts
     monkeypatch.setattr(device, "facts", lambda ordinal: replace(facts(ordinal), clusters=False))
-    for results in (with_clusters, gpu_target.run(case, splits=8)):
+    for results in (with_clusters, portable_target.run(case, splits=8)):
         assert compare(*results, *case.exact())
 
 
@@ -513,8 +513,8 @@ def test_representative_problems(gpu_target, splits):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("splits", SPLITS)
-def test_representative_problems_merged_through_the_workspace(gpu_target, without_clusters, splits):
-    test_representative_problems(gpu_target, splits)
+def test_representative_problems_merged_through_the_workspace(portable_target, without_clusters, splits):
+    test_representative_problems(portable_target, splits)
 
 
 @pytest.mark.gpu
