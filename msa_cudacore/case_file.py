@@ -26,10 +26,13 @@ Files are read without pickle. Values are kept; strides of views are not.
 
 from __future__ import annotations
 
+import lzma
 import os
+import struct
+import tokenize
 import zipfile
 import zlib
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -41,6 +44,12 @@ from msa_cudacore.transfer import BF16, E4M3
 
 _PARTS = {"k": CODE_BYTES, "v": CODE_BYTES, "k_scale": SCALE_BYTES, "v_scale": SCALE_BYTES}
 _INTEGERS = ("q2k_indices", "page_table", "seqused_k")
+_DAMAGE = (
+    # What NumPy and zipfile raise over a damaged or foreign archive: OSError is a false offset, RuntimeError an encrypted
+    # entry, MemoryError a false shape.
+    ValueError, TypeError, EOFError, KeyError, AttributeError, IndexError, OSError, RuntimeError, MemoryError, SyntaxError,
+    struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error, lzma.LZMAError,
+)
 _DIMENSIONS = {"q": 3, "q2k_indices": 3, "page_table": 2, "seqused_k": 1}
 
 
@@ -71,18 +80,27 @@ def load(path: str | os.PathLike) -> Case:
     shape; OSError when the file cannot be opened.
     """
     path = os.fspath(path)
-    try:
-        with open(path, "rb") as file:
-            archive = np.load(file, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise ValueError("it holds one array without a name")
-            data = {key: archive[key] for key in archive.files}
-    except (ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{path}: not a readable npz file ({error})") from error
+    with open(path, "rb") as file:
+        try:
+            data = _arrays(file)
+        except _DAMAGE as error:
+            raise ValueError(f"{path}: not a readable npz file ({error})") from error
     try:
         return _case(data, os.path.basename(path))
     except (ValueError, TypeError) as error:
         raise type(error)(f"{path}: {error}") from None
+
+
+def _arrays(file: BinaryIO) -> dict[str, np.ndarray]:
+    if not zipfile.is_zipfile(file):
+        raise ValueError("it is no zip archive")
+    file.seek(0)
+    archive = np.load(file, allow_pickle=False)
+    data = {key: archive[key] for key in archive.files}
+    for key, value in data.items():
+        if not isinstance(value, np.ndarray):
+            raise ValueError(f"{key} is no array")
+    return data
 
 
 def _case(data: dict[str, np.ndarray], name: str) -> Case:
@@ -107,23 +125,23 @@ def _case(data: dict[str, np.ndarray], name: str) -> Case:
         if array.size and (array.min() < limits.min or array.max() > limits.max):
             raise ValueError(f"{key} spans {array.min()}..{array.max()}; accepted is the range of int32")
     softmax_scale = _number(data, "softmax_scale") if "softmax_scale" in data else np.nan
-    seqlen_q = _number(data, "seqlen_q") if "seqlen_q" in data else 1.0
-    if seqlen_q != int(seqlen_q):
-        raise ValueError(f"seqlen_q is {seqlen_q}; accepted is an integer")
     return Case(
         q=_q(data["q"], str(data.get("q_dtype", ""))),
         **views._asdict(),
         **{key: data[key].astype(np.int32) for key in _INTEGERS},
         k_global_scale=_number(data, "k_global_scale"),
         v_global_scale=_number(data, "v_global_scale"),
-        seqlen_q=int(seqlen_q),
+        seqlen_q=_integer(data, "seqlen_q") if "seqlen_q" in data else 1,
         softmax_scale=None if np.isnan(softmax_scale) else softmax_scale,
         name=name,
     )
 
 
 def _pool(data: dict[str, np.ndarray]) -> PoolViews:
-    return pool_views(data["pool"], int(_number(data, "num_kv_heads")) if "num_kv_heads" in data else None)
+    pool, num_kv_heads = data["pool"], _integer(data, "num_kv_heads") if "num_kv_heads" in data else None
+    if pool.size == 0:
+        raise ValueError(f"pool has shape {pool.shape}; accepted is at least one page")
+    return pool_views(pool, num_kv_heads)
 
 
 def _parts(data: dict[str, np.ndarray]) -> PoolViews:
@@ -153,3 +171,10 @@ def _number(data: dict[str, Any], key: str) -> float:
     if value.size != 1 or value.dtype.kind not in "fiu":
         raise TypeError(f"{key} is {value.dtype} of shape {value.shape}; accepted is one number")
     return float(value.reshape(()))
+
+
+def _integer(data: dict[str, Any], key: str) -> int:
+    number = _number(data, key)
+    if not (number.is_integer() and abs(number) <= np.iinfo(np.int32).max):
+        raise ValueError(f"{key} is {number:g}; accepted is an integer")
+    return int(number)

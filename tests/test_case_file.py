@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import zipfile
 
 import numpy as np
 import pytest
@@ -183,6 +184,11 @@ def test_a_pool_replaces_the_four_views(path, spelling):
         (dict(k_global_scale=np.ones(2)), TypeError, "k_global_scale"),
         (dict(k_global_scale="x"), TypeError, "k_global_scale"),
         (dict(seqlen_q=1.5), ValueError, "seqlen_q is 1.5"),
+        (dict(seqlen_q=np.nan), ValueError, "seqlen_q is nan"),
+        (dict(seqlen_q=np.inf), ValueError, "seqlen_q is inf"),
+        (dict(seqlen_q=1e300), ValueError, r"seqlen_q is 1e\+300"),
+        (dict(pool=np.zeros((0, 73728), np.uint8), num_kv_heads=4), ValueError, "pool has shape"),
+        (dict(pool=np.zeros((4, 73728), np.uint8), num_kv_heads=2.5), ValueError, "num_kv_heads is 2.5"),
         (dict(scale_dtype="float32"), ValueError, "scale_dtype is 'float32'"),
         (dict(pool=np.zeros((4, 7), np.uint8)), ValueError, "num_kv_heads"),
     ],
@@ -208,6 +214,41 @@ def test_damaged_files_are_refused(path, damage, rng):
         path.write_bytes({"empty": b"", "truncated": content[: len(content) // 2], "text": b"hello", "flipped": bytes(flipped)}[damage])
     with pytest.raises(ValueError, match="not a readable npz"):
         case_file.load(path)
+
+
+def test_entries_that_are_no_arrays_are_refused(path):
+    np.savez(path, **plain())
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("pool", b"bytes")
+    with pytest.raises(ValueError, match="not a readable npz file .pool is no array"):
+        case_file.load(path)
+
+
+@pytest.mark.parametrize("header", ["((((", "{'descr': 'zz', 'fortran_order': False, 'shape': (1,), }", "{}",
+                                    "{'descr': '<u2', 'fortran_order': False, 'shape': (1 << 40, 1 << 20), }",
+                                    "{'descr': '<u2', 'fortran_order': False, 'shape': (1099511627776, 4, 128), }"])
+def test_damaged_array_headers_are_refused(path, header):
+    np.savez(path, **plain(q=None))
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("q.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode())
+    with pytest.raises(ValueError, match="case.npz: not a readable npz file"):
+        case_file.load(path)
+
+
+def test_random_damage_is_refused_or_harmless(path, rng):
+    """Bytes of the directory and the array headers changed at random: a refusal that names the file, or a case."""
+    case = fixture(num_q_heads=1, num_kv_heads=1)
+    np.savez_compressed(path, **plain(**{name: getattr(case, name) for name in ARRAYS if name != "q"}, q=np.zeros((1, 1, 128))))
+    content = path.read_bytes()
+    for _ in range(100):
+        damaged = bytearray(content)
+        for place in rng.integers(0, len(content), 3):
+            damaged[place] = rng.integers(256)
+        path.write_bytes(bytes(damaged))
+        try:
+            case_file.load(path)
+        except (ValueError, TypeError) as error:
+            assert str(error).startswith(str(path))
 
 
 def test_a_missing_file_is_an_os_error(tmp_path):
