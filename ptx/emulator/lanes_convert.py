@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from .bitcast import M16, M32, M64, U0, U1, U8, U16, U31, U32, U63, as_f32, as_f64, from_f32, from_f64, signed
-from .jit import compiled, inlined
+from .jit import inlined, unit
 from .numerics import (
     CANONICAL_F32, RM, RN, RNA, RP, RZ, bf16_value, expand_ieee, f16_value, flush_f32, is_nan_f32, round_ieee,
     round_magnitude,
@@ -31,8 +29,8 @@ def to_integral(value, mode):
     if mode == RZ:
         return np.trunc(value)
     if mode == RM:
-        return math.floor(value) if np.isfinite(value) else value
-    return math.ceil(value) if np.isfinite(value) else value
+        return np.floor(value)
+    return np.ceil(value)
 
 
 @inlined
@@ -49,7 +47,8 @@ def value_of(code, form, ftz):
 @inlined
 def encode(value, form, mode, y):
     """Code of a float64 in a format, with saturation to finite and relu as asked."""
-    if y & C_RELU and value < 0.0:
+    if y & C_RELU and (value < 0.0 or value == 0.0):
+        # -0 becomes +0 too.
         value = 0.0
     if form == T_F64:
         return from_f64(value) if value == value else np.uint64(0x7FF8000000000000)
@@ -65,10 +64,8 @@ def encode(value, form, mode, y):
             code -= U1
         if y & C_FTZ and form == T_F32:
             code = flush_f32(code)
-        # The container of tf32 is an f32 whose low 13 bits are zero; its NaN is the f32 NaN.
-        if form == T_TF32:
-            return CANONICAL_F32 if value != value else code << np.uint64(13)
-        return code
+        # The container of tf32 is an f32 whose low 13 bits are zero.
+        return code << np.uint64(13) if form == T_TF32 else code
     if form == T_UE8M0:
         # Only rz and rp exist: the exponent of |x| rounded down or up; NaN is 0xFF, zero and tiny give 0.
         if value != value:
@@ -183,8 +180,26 @@ def integer_to_float(code, is_signed, shift, form, mode):
 
 
 @inlined
+def narrow_nan(code, mantissa):
+    """Quiet NaN of f32 (23) or f16 (10 mantissa bits) with the sign and the upper payload bits of an f64 NaN."""
+    width = 8 if mantissa == 23 else 5
+    sign = (code >> U63) << np.uint64(width + mantissa)
+    exponent = ((U1 << np.uint64(width)) - U1) << np.uint64(mantissa)
+    payload = (code & np.uint64((1 << 52) - 1)) >> np.uint64(52 - mantissa)
+    return sign | exponent | payload | (U1 << np.uint64(mantissa - 1))
+
+
+@inlined
 def convert_float(code, source, target, x, y):
     value = value_of(code, source, y & C_FTZ != 0)
+    if value != value and y & C_SAT == 0:
+        # Measured on an H200: these conversions move the NaN's payload, the others give the canonical NaN.
+        if source == T_BF16 and target == T_F32:
+            return code << U16
+        if source == T_F64 and (target == T_F32 or target == T_F16):
+            return narrow_nan(code, 23 if target == T_F32 else 10)
+        if target == T_TF32 and x & 15 == RNA:
+            return code & ~np.uint64(0x1FFF)
     if x & X_INTEGRAL:
         value = to_integral(value, x & 15)
     if y & C_SAT:
@@ -195,7 +210,7 @@ def convert_float(code, source, target, x, y):
     return encode(value, target, x & 15, y)
 
 
-@compiled
+@unit("void", "U2 i i i i i i i i i u u u")
 def convert_lanes(F, op, d, a, b, c, e, x, y, z, w, s, m):
     """CONVERT family. z = source format | target format << 8 | integer width << 16; x rounding, y C_* bits."""
     source, target, width = z & 0xFF, (z >> 8) & 0xFF, (z >> 16) & 0xFF

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from .bitcast import M64, U0, U1, U31, U63, as_f32, as_f64, fma32, fma64, from_f32, from_f64
-from .jit import compiled, inlined
+from .jit import inlined, unit
 from .numerics import (
     CANONICAL_F32, RM, RN, RP, RZ, flush_f32, is_nan_f32, is_nan_f64, round_f32, sum_to_odd,
 )
@@ -24,7 +24,9 @@ from .opcodes import (
 (F_FTZ, F_SAT, F_DOUBLE, F_NAN, F_XORSIGN, F_ABS, F_SUBTRACT, F_RELU) = (1, 2, 4, 8, 16, 32, 64, 128)
 _SIGN32, _SIGN64 = np.uint64(1 << 31), np.uint64(1 << 63)
 _NAN64 = np.uint64(0x7FF8000000000000)
+_QUIET64 = np.uint64(1 << 51)
 _TWO126 = np.float32(2.0**126)
+_TWO600, _TINY = 2.0**600, 2.0**-960
 
 
 @inlined
@@ -53,7 +55,8 @@ def bits_of(value):
 def quotient_to_odd(x, y):
     q = x / y
     rest = fma64(-q, y, x)
-    if np.isfinite(q) and rest != 0.0:
+    # An infinite divisor makes rest a NaN, but the quotient is exact.
+    if np.isfinite(q) and np.isfinite(y) and rest != 0.0:
         b = from_f64(q)
         if b & U1 == U0:
             above = (rest > 0.0) == (y > 0.0)
@@ -108,10 +111,54 @@ def step(bits, up):
 
 
 @inlined
+def nan_f64(op, x, y, z):
+    """The NaN of an f64 operation: the first NaN operand made quiet, or the indefinite NaN (measured on an H200)."""
+    if x != x:
+        return from_f64(x) | _QUIET64
+    if op != FSQRT and op != FRCP:
+        if y != y:
+            return from_f64(y) | _QUIET64
+        if op == FFMA and z != z:
+            return from_f64(z) | _QUIET64
+    return _NAN64 | _SIGN64
+
+
+@inlined
+def tiny_product(x, y, mode):
+    """Bits of x * y with directed rounding where the product is below 2^-960, so that its error has no float64.
+
+    Both factors are scaled by 2^600 (exact: neither can exceed 2^115 here); rounding happens on the integer significand.
+    """
+    r = (x * _TWO600) * (y * _TWO600)
+    error = fma64(x * _TWO600, y * _TWO600, -r)
+    sign = from_f64(r) & _SIGN64
+    bits = from_f64(r) & ~_SIGN64
+    exponent = np.int64(bits >> np.uint64(52)) - 1200
+    significand = (bits & np.uint64((1 << 52) - 1)) | np.uint64(1 << 52)
+    if sign:
+        error = -error
+    if exponent >= 1:
+        code = (bits & np.uint64((1 << 52) - 1)) | (np.uint64(exponent) << np.uint64(52))
+        rest = U0
+    else:
+        shift = np.uint64(min(1 - exponent, 60))
+        code = significand >> shift
+        rest = significand & ((U1 << shift) - U1)
+    if rest == U0 and error < 0.0:
+        # The nearest product lies above the true one: truncation is one code lower.
+        code -= U1
+    inexact = rest != U0 or error != 0.0
+    if inexact and (mode == RP and sign == U0 or mode == RM and sign != U0):
+        code += U1
+    return sign | code
+
+
+@inlined
 def directed_f64(op, x, y, z, mode):
     """float64 with directed rounding: nearest result, then the exact error decides about one step.
 
-    The error terms are exact unless they underflow (results below 2^-969); there the nearest result is returned.
+    The error terms are exact unless they underflow (results below 2^-969); there products are rounded by `tiny_product`
+    and the other operations return the nearest result.
     """
     if op == FADD:
         r = x + y
@@ -119,6 +166,8 @@ def directed_f64(op, x, y, z, mode):
         error = (x - (r - t)) + (y - t)
     elif op == FMUL:
         r = x * y
+        if mode != RN and abs(r) < _TINY and x != 0.0 and y != 0.0:
+            return tiny_product(x, y, mode)
         error = fma64(x, y, -r)
     elif op == FFMA:
         r = fma64(x, y, z)
@@ -145,7 +194,7 @@ def directed_f64(op, x, y, z, mode):
         error = fma64(-r, r, x)
     bits = from_f64(r)
     if r != r:
-        return _NAN64
+        return nan_f64(op, x, y, z)
     if mode == RN:
         return bits
     if np.isinf(r):
@@ -233,14 +282,14 @@ def approximate_f32(op, u, v, y):
     return finish_f32(bits_of(np.float32(r)), y)
 
 
-@compiled
+@inlined
 def float_double(F, op, d, a, b, c, x, y, m):
     for i in range(32):
         if (m >> np.uint64(i)) & U1 == U0:
             continue
         u, v, t = F[a, i], F[b, i], F[c, i]
         if op == FNEG:
-            r = u ^ _SIGN64
+            r = u if is_nan_f64(u) else u ^ _SIGN64
         elif op == FABS:
             r = u & ~_SIGN64
         elif op == FMIN or op == FMAX:
@@ -251,7 +300,7 @@ def float_double(F, op, d, a, b, c, x, y, m):
             value = 1.0 / value if op == RCP64H else 1.0 / np.sqrt(value)
             r = _NAN64 if value != value else from_f64(value) & ~np.uint64(0xFFFFFFFF)
         else:
-            if y & F_SUBTRACT:
+            if y & F_SUBTRACT and not is_nan_f64(v):
                 v = v ^ _SIGN64
             r = directed_f64(op, as_f64(u), as_f64(v), as_f64(t), x)
             if y & F_SAT:
@@ -259,7 +308,7 @@ def float_double(F, op, d, a, b, c, x, y, m):
         F[d, i] = r
 
 
-@compiled
+@inlined
 def float_single(F, op, d, a, b, c, x, y, m):
     """f32 operations in their full generality, lane by lane."""
     for i in range(32):
@@ -271,7 +320,8 @@ def float_single(F, op, d, a, b, c, x, y, m):
             continue
         if op == FNEG or op == FABS:
             u = flush_f32(u) if y & F_FTZ else u
-            F[d, i] = u ^ _SIGN32 if op == FNEG else u & ~_SIGN32
+            r = u ^ _SIGN32 if op == FNEG else u & ~_SIGN32
+            F[d, i] = CANONICAL_F32 if is_nan_f32(u) else r
             continue
         if y & F_FTZ:
             u, v, t = flush_f32(u), flush_f32(v), flush_f32(t)
@@ -302,7 +352,7 @@ def float_single(F, op, d, a, b, c, x, y, m):
         F[d, i] = r
 
 
-@compiled
+@unit("void", "U2 i i i i i i i u")
 def float_lanes(F, op, d, a, b, c, x, y, m):
     """FLOAT family. x: rounding mode, y: F_* bits. The common cases have loops of their own that vectorise."""
     if y & F_DOUBLE:

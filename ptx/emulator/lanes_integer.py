@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from .bitcast import M32, M64, U0, U1, U3, U5, U7, U8, U16, U31, U32, U63, signed
-from .jit import compiled, inlined
+from .jit import inlined, unit
 from .opcodes import (
     ABS, ADD, ADD_SAT, ADDX2, AND, BFE, BFI, BFIND, BMSK, BREV, CLZ, CNOT, CVT_INT, CVT_PACK, DIV, DP2A, DP4A, FNS,
     LOP3, MAD24, MAD_HI, MAD_HI_SAT, MAD_LO, MAD_WIDE_S, MAD_WIDE_U, MAX_S, MAX_U, MAXX2, MIN_S, MIN_U, MINX2, MOV,
@@ -21,7 +21,7 @@ from .opcodes import (
 U2, U4, U6, U15, U24, U64 = (np.uint64(n) for n in (2, 4, 6, 15, 24, 64))
 
 
-@compiled
+@unit("void", "U2 i i i i i u u u")
 def integer_fast(F, op, d, a, b, c, w, s, m):
     """d = op(a, b, c) in the lanes of `m`; a, b, c, d are rows of F."""
     if op == ADD:
@@ -127,7 +127,7 @@ def integer_fast(F, op, d, a, b, c, w, s, m):
             F[d, i] = r & w if (m >> np.uint64(i)) & U1 else F[d, i]
 
 
-@compiled
+@unit("void", "U2 i i i i u u")
 def lop3(F, d, a, b, c, table, m):
     """Bitwise three-input function whose truth table is `table` (bit 4a+2b+c)."""
     f0 = M32 if table & U1 else U0
@@ -370,8 +370,9 @@ def integer_scalar(op, a, b, c, x, y, s):
             n, q = signed(a, s), signed(b, s)
             if q == -1:
                 return U0 - np.uint64(n)
-            magnitude = abs(n) // abs(q)
-            return np.uint64(magnitude if (n < 0) == (q < 0) else -magnitude)
+            # Unsigned magnitudes: the most negative number has no positive counterpart.
+            magnitude = (np.uint64(n) if n >= 0 else U0 - np.uint64(n)) // (np.uint64(q) if q >= 0 else U0 - np.uint64(q))
+            return magnitude if (n < 0) == (q < 0) else U0 - magnitude
         return a // b
     if op == REM:
         if b == U0:
@@ -380,8 +381,9 @@ def integer_scalar(op, a, b, c, x, y, s):
             n, q = signed(a, s), signed(b, s)
             if q == -1:
                 return U0
-            magnitude = abs(n) % abs(q)
-            return np.uint64(magnitude if n >= 0 else -magnitude)
+            # Unsigned magnitudes: the most negative number has no positive counterpart.
+            magnitude = (np.uint64(n) if n >= 0 else U0 - np.uint64(n)) % (np.uint64(q) if q >= 0 else U0 - np.uint64(q))
+            return magnitude if n >= 0 else U0 - magnitude
         return a % b
     if op == SAD:
         if is_signed:
@@ -517,7 +519,7 @@ def video(a, b, c, x, y):
     return total & M32 if (x >> np.uint64(12)) & U1 else r
 
 
-@compiled
+@unit("void", "U2 i i i i i i u u u u u")
 def integer_lane(F, op, d, a, b, c, e, w, s, x, y, m):
     """BITS operations, one lane after the other."""
     for i in range(32):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .bitcast import M16, M64, U0, U1, U16, U32, U63, as_f32, as_f64, signed
-from .jit import compiled, inlined
+from .jit import inlined, unit
 from .layout import CONST_WINDOW, LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW
 from .numerics import bf16_value, f16_value, flush_f32
 from .opcodes import (
@@ -137,7 +137,8 @@ def test_property(bits, kind, is_double):
     if kind == 3:
         return magnitude > infinity
     if kind == 4:
-        return normal <= magnitude < infinity
+        # Zeros count as normal (PTX "testp").
+        return normal <= magnitude < infinity or magnitude == U0
     return U0 < magnitude < normal
 
 
@@ -193,7 +194,7 @@ def add_with_carry(F, op, d, a, b, c, e, x, w, s, m):
         write_predicate(F, e, carry_out, m)
 
 
-@compiled
+@unit("void", "U2 i i i i i i i i i u u u")
 def predicate_lanes(F, op, d, a, b, c, e, x, y, z, w, s, m):
     """PREDICATE family. d, e: destination rows (-1 = none); c: predicate operand; x = comparison | boolean << 8."""
     comparison, boolean = x & 0xFF, (x >> 8) & 0xFF

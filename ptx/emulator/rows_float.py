@@ -236,6 +236,9 @@ def convert_pair(b, ins):
 
 @row("cvt", f"rn|rz|rp satfinite? relu? {_NARROW} f16x2|bf16x2", "d, a")
 def convert_halves(b, ins):
+    if ins.modifiers[-1] in _NARROW.split("|"):
+        # Modifiers are matched as a set, but here their order tells the direction.
+        return convert_narrow(b, ins)
     target, source = ins.modifiers[-2][:-2], ins.modifiers[-1][:-2]
     y = (C_RELU if ins.has("relu") else 0) | (C_SATFINITE if ins.has("satfinite") else 0)
     bits = 8 if target == "e2m1" else 16

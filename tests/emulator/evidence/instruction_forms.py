@@ -17,7 +17,7 @@ LANES = 48
 _CLASSES = {
     "f32": "r", "f64": "d", "f16": "h", "bf16": "h", "f16x2": "r", "bf16x2": "r", "e4m3x2": "h", "e5m2x2": "h",
     "s16": "h", "u16": "h", "s32": "r", "u32": "r", "s64": "d", "u64": "d", "b16": "h", "b32": "r", "b64": "d",
-    "shift": "r", "s8": "r", "u8": "r", "f32x2": "d",
+    "shift": "r", "position": "r", "s8": "r", "u8": "r", "f32x2": "d",
 }
 _BITS = {"h": 16, "r": 32, "d": 64}
 
@@ -86,14 +86,14 @@ def _forms():
         for s in "us":
             yield _f(f"bfind.{s}{n} {{d}}, {{a}}", "u32", f"{s}{n}")
             yield _f(f"bfind.shiftamt.{s}{n} {{d}}, {{a}}", "u32", f"{s}{n}")
-            yield _f(f"bfe.{s}{n} {{d}}, {{a}}, {{b}}, {{c}}", f"{s}{n}", f"{s}{n}", "shift", "shift")
-        yield _f(f"bfi.b{n} {{d}}, {{a}}, {{b}}, {{c}}, 11", f"b{n}", f"b{n}", f"b{n}", "shift")
-        yield _f(f"bfi.b{n} {{d}}, {{a}}, {{b}}, 5, {{c}}", f"b{n}", f"b{n}", f"b{n}", "shift")
+            yield _f(f"bfe.{s}{n} {{d}}, {{a}}, {{b}}, {{c}}", f"{s}{n}", f"{s}{n}", "position", "position")
+        yield _f(f"bfi.b{n} {{d}}, {{a}}, {{b}}, {{c}}, 11", f"b{n}", f"b{n}", f"b{n}", "position")
+        yield _f(f"bfi.b{n} {{d}}, {{a}}, {{b}}, 5, {{c}}", f"b{n}", f"b{n}", f"b{n}", "position")
     for n in ("16", "32", "64"):
         yield _f(f"shl.b{n} {{d}}, {{a}}, {{b}}", f"b{n}", f"b{n}", "shift")
         yield from (_f(f"{op}.b{n} {{d}}, {{a}}, {{b}}", f"b{n}", f"b{n}", f"b{n}") for op in ("and", "or", "xor"))
         yield from (_f(f"{op}.b{n} {{d}}, {{a}}", f"b{n}", f"b{n}") for op in ("not", "cnot"))
-    yield _f("and.b32 {b}, {b}, 31; fns.b32 {d}, {a}, {b}, {c}", "u32", "b32", "shift", "shift")
+    yield _f("and.b32 {b}, {b}, 31; fns.b32 {d}, {a}, {b}, {c}", "u32", "b32", "position", "position")
     for mode in ("clamp", "wrap"):
         yield _f(f"bmsk.{mode}.b32 {{d}}, {{a}}, {{b}}", "b32", "shift", "shift")
         yield from (_f(f"szext.{mode}.{t} {{d}}, {{a}}, {{b}}", t, t, "shift") for t in ("s32", "u32"))
@@ -223,6 +223,8 @@ def _words(kind: str, rng) -> np.ndarray:
         return _floats(kind[:-2], rng, LANES) | _floats(kind[:-2], rng, LANES) << np.uint64(16)
     if kind in ("e4m3x2", "e5m2x2"):
         return _floats(kind[:-2], rng, LANES) | _floats(kind[:-2], rng, LANES) << np.uint64(8)
+    if kind == "position":
+        return rng.choice([0, 1, 5, 8, 15, 16, 31, 32, 33, 63, 64, 65, 100, 255], LANES).astype(np.uint64)
     if kind == "shift":
         return rng.choice([0, 1, 5, 8, 15, 16, 31, 32, 33, 63, 64, 65, 100, 255, 300, 2**31], LANES).astype(np.uint64)
     bits = {"s8": 8, "u8": 8}.get(kind) or _BITS[_CLASSES[kind]]
