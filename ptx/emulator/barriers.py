@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from .clocks import acquire_into, join_rows
+from .clocks import acquire_into, clear_row, join_rows
 from .fragments import count_lanes
-from .jit import compiled
+from .jit import inlined, unit
 from .layout import (
     B_ARRIVED, B_EXPECTED, B_GENERATION, B_REDUCE, B_REDUCE_KIND, B_WARPS, C_ALIVE, C_FIRST_SLOT, C_WARPS,
     F_BARRIER_COUNT, FR_BASE, FR_KEY, FR_MASK, FR_PC, FR_STATE, FRAG_BARRIER, FRAG_READY, FRAGMENTS, P_D, P_X,
@@ -17,7 +17,7 @@ from .layout import (
 SYNC, ARRIVE, RED_POPC, RED_AND, RED_OR = range(5)
 
 
-@compiled
+@inlined
 def barrier_complete(F, P, W, FR, C, B, VC, K, BV, cta, number):
     """Release every fragment that waits at this barrier."""
     row = cta * 16 + number
@@ -52,10 +52,10 @@ def barrier_complete(F, P, W, FR, C, B, VC, K, BV, cta, number):
     B[row, B_WARPS] = 0
     B[row, B_EXPECTED] = 0
     B[row, B_GENERATION] += 1
-    BV[row, :] = 0
+    clear_row(BV, row)
 
 
-@compiled
+@inlined
 def barrier_check(F, P, W, FR, C, B, VC, K, BV, cta, number):
     """Complete the barrier if everybody expected has come (also asked when a warp ends)."""
     row = cta * 16 + number
@@ -68,7 +68,7 @@ def barrier_check(F, P, W, FR, C, B, VC, K, BV, cta, number):
         barrier_complete(F, P, W, FR, C, B, VC, K, BV, cta, number)
 
 
-@compiled
+@unit("i", "U2 I2 I2 I3 I2 I2 I2 I2 I2 i i i i i i i")
 def barrier_arrive(F, P, W, FR, C, B, VC, K, BV, slot, f, pc, number, expected, mask, votes):
     """Lanes `mask` of fragment f arrive. expected < 0 means all warps of the CTA. Returns a fault code or 0.
 
@@ -109,3 +109,10 @@ def barrier_arrive(F, P, W, FR, C, B, VC, K, BV, slot, f, pc, number, expected, 
         FR[slot, f, FR_PC] = pc
     barrier_check(F, P, W, FR, C, B, VC, K, BV, cta, number)
     return 0
+
+
+@unit("void", "U2 I2 I2 I3 I2 I2 I2 I2 I2 i")
+def barrier_exit(F, P, W, FR, C, B, VC, K, BV, cta):
+    """After lanes of a CTA ended: barriers that waited for them may be complete."""
+    for number in range(16):
+        barrier_check(F, P, W, FR, C, B, VC, K, BV, cta, number)

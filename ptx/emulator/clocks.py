@@ -16,7 +16,7 @@ from collections.abc import Hashable
 import numpy as np
 
 from .bitcast import U0
-from .jit import compiled, inlined
+from .jit import inlined
 from .layout import G_SYNC_USED
 
 #: columns of K: first clock of the present CTA in this slot, what it knows of earlier CTAs of its own slot,
@@ -32,7 +32,13 @@ def join_rows(target, source):
             target[i] = source[i]
 
 
-@compiled
+@inlined
+def clear_row(rows, at):
+    for i in range(rows.shape[1]):
+        rows[at, i] = 0
+
+
+@inlined
 def acquire_into(VC, K, slot, row):
     """Take over a published row; keeps what it says about earlier CTAs of the slot itself apart."""
     own = VC[slot, slot]
@@ -44,19 +50,20 @@ def acquire_into(VC, K, slot, row):
     VC[slot, slot] = own
 
 
-@compiled
+@inlined
 def fence(VC, VF, VP, K, slot):
     """membar / fence.acq_rel / fence.sc by a warp."""
     if K[slot, K_PENDING]:
         acquire_into(VC, K, slot, VP[slot])
-        VP[slot, :] = 0
+        clear_row(VP, slot)
         K[slot, K_PENDING] = 0
-    VF[slot, :] = VC[slot, :]
+    for i in range(VC.shape[1]):
+        VF[slot, i] = VC[slot, i]
     K[slot, K_FENCED] = 1
     VC[slot, slot] += 1
 
 
-@compiled
+@inlined
 def proxy_fence(VC, slot):
     """fence.proxy.async: everything known so far becomes visible to the async proxy too."""
     half = VC.shape[1] // 2
@@ -83,30 +90,28 @@ def find_sync(SK, address, insert):
         at += np.uint64(1)
 
 
-@compiled
+@inlined
 def publish(VC, VF, K, SK, SV, G, slot, address, release, update):
     """A strong write (or the write half of an atomic, `update`) by `slot` to the host address."""
     if not release and K[slot, K_FENCED] == 0:
         if not update:
             at = find_sync(SK, address, False)
             if at >= 0:
-                SV[at, :] = 0
+                clear_row(SV, at)
         return
     at = find_sync(SK, address, False)
     if at < 0:
         at = find_sync(SK, address, True)
         G[G_SYNC_USED] += 1
-        SV[at, :] = 0
-    row = VC[slot] if release else VF[slot]
-    if update:
-        join_rows(SV[at], row)
-    else:
-        SV[at, :] = row
+        clear_row(SV, at)
+    if not update:
+        clear_row(SV, at)
+    join_rows(SV[at], VC[slot] if release else VF[slot])
     if release:
         VC[slot, slot] += 1
 
 
-@compiled
+@inlined
 def observe(VC, VP, K, SK, SV, slot, address, acquire):
     """A strong read (or the read half of an atomic)."""
     at = find_sync(SK, address, False)
@@ -171,7 +176,7 @@ class Clocks:
         """Take over what was released into `key` (nothing if nobody released)."""
         row = self.objects.get(key)
         if row is not None:
-            acquire_into(self.VC, self.K, slot, row)
+            self.acquire_row(slot, row)
 
     def forget(self, key: Hashable) -> None:
         self.objects.pop(key, None)
@@ -181,24 +186,43 @@ class Clocks:
         self.VC[slot, slot] += 1
 
     def acquire_row(self, slot: int, row: np.ndarray) -> None:
-        acquire_into(self.VC, self.K, slot, row)
+        """The rule of the compiled `acquire_into`."""
+        own = self.VC[slot, slot]
+        if self.K[slot, K_OWN] < row[slot] < self.K[slot, K_START]:
+            self.K[slot, K_OWN] = row[slot]
+        np.maximum(self.VC[slot], row, out=self.VC[slot])
+        self.VC[slot, slot] = own
 
     def join(self, target: int, source: int) -> None:
         """target now knows what source knows."""
-        acquire_into(self.VC, self.K, target, self.VC[source].copy())
+        self.acquire_row(target, self.VC[source].copy())
         self.VC[source, source] += 1
 
     def proxy_fence(self, slot: int) -> None:
-        proxy_fence(self.VC, slot)
+        """fence.proxy.async by `slot`."""
+        row = self.VC[slot]
+        np.maximum(row[self.slots :], row[: self.slots], out=row[self.slots :])
+        row[slot] += 1
 
     def fence(self, slot: int) -> None:
-        fence(self.VC, self.VF, self.VP, self.K, slot)
+        """membar / fence by `slot`."""
+        if self.K[slot, K_PENDING]:
+            self.acquire_row(slot, self.VP[slot])
+            self.VP[slot] = 0
+            self.K[slot, K_PENDING] = 0
+        self.VF[slot] = self.VC[slot]
+        self.K[slot, K_FENCED] = 1
+        self.VC[slot, slot] += 1
 
     def grow_sync_table(self) -> None:
         """Double the table of synchronisation words (the compiled loop asks when it is half full)."""
         keys, rows = self.SK, self.SV
         self.SK = np.zeros(2 * len(keys), np.uint64)
         self.SV = np.zeros((2 * len(keys), rows.shape[1]), np.int64)
+        size = len(self.SK)
         for key, row in zip(keys, rows):
             if key:
-                self.SV[find_sync(self.SK, key, True)] = row
+                at = (int(key) * 0x9E3779B97F4A7C15 & (1 << 64) - 1) >> 40
+                while self.SK[at % size]:
+                    at = at % size + 1
+                self.SK[at % size], self.SV[at % size] = key, row

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from .barriers import barrier_arrive, barrier_check
+from .barriers import barrier_arrive, barrier_check, barrier_exit
 from .bitcast import M32, U0, U1, load8, store8
-from .clocks import fence, observe, proxy_fence, publish
+from .clocks import fence, proxy_fence
 from .fragments import (
     choose_fragment, count_lanes, exit_lanes, join_members, new_fragment, new_record, reach_record, release_waiting,
 )
-from .jit import compiled
+from .jit import inlined, unit
 from .lanes_convert import convert_lanes
 from .lanes_float import float_lanes
 from .lanes_half import half_lanes
 from .lanes_integer import integer_fast, integer_lane, lop3
-from .lanes_memory import (
-    atomic_lanes, bank_wavefronts, check_lanes, fault, load_lanes, resolve_lanes, store_lanes,
-)
+from .lanes_memory import fault, first_lane, memory_instruction
 from .lanes_predicate import predicate_lanes
 from .lanes_warp import warp_lanes
 from .layout import (
@@ -35,18 +33,43 @@ from .layout import (
     SYNC_ALIGNED, SYNC_MASK, SYNC_NONE, SYNC_WARP, W_ALIVE, W_BASE, W_COUNT, W_CTA, W_CURRENT, W_DIVERGED,
     W_FRAGMENTS, W_INDEX, W_SPECIAL, W_STATUS, WARP_BLOCKED, WARP_READY,
 )
-from .matrix_compiled import run_matrix
+from .matrix_unit import matrix_lanes
 from .opcodes import (
     ACTIVEMASK, ADD_CC, ATOM, BARRIER, BITS, BRA, BRX, CALL, CALL_INDIRECT, CLOCK, CONTROL, CONVERT, EXIT, FENCE,
     FENCE_PROXY, FLOAT, HALF, INTEGER, LD, LOP3, MATRIX, MEMORY, MOV, MOV_LOCAL, MOV_SPECIAL, NOP, PREDICATE, PYTHON,
     RET, ST, TRAP, WARP,
 )
 
+#: The separately compiled functions, in the order of their addresses, and the families that need each.
+UNITS = (integer_fast, integer_lane, lop3, float_lanes, half_lanes, convert_lanes, predicate_lanes, warp_lanes,
+         memory_instruction, matrix_lanes, barrier_arrive, barrier_exit)
+(U_INTEGER_FAST, U_INTEGER_LANE, U_LOP3, U_FLOAT, U_HALF, U_CONVERT, U_PREDICATE, U_WARP, U_MEMORY, U_MATRIX,
+ U_BARRIER, U_BARRIER_EXIT) = range(12)
+_NEEDED = {INTEGER: (U_INTEGER_FAST,), BITS: (U_INTEGER_LANE,), PREDICATE: (U_PREDICATE,), FLOAT: (U_FLOAT,),
+           HALF: (U_HALF,), CONVERT: (U_CONVERT,), MEMORY: (U_MEMORY,), WARP: (U_WARP,), MATRIX: (U_MATRIX,)}
+_integer_fast, _integer_lane, _lop3, _float_lanes = integer_fast.call, integer_lane.call, lop3.call, float_lanes.call
+_half_lanes, _convert_lanes, _predicate_lanes = half_lanes.call, convert_lanes.call, predicate_lanes.call
+_warp_lanes, _memory_instruction, _matrix_lanes = warp_lanes.call, memory_instruction.call, matrix_lanes.call
+_barrier_arrive, _barrier_exit = barrier_arrive.call, barrier_exit.call
+
+
+def addresses_for(program) -> np.ndarray:
+    """Entry points of the units that a program needs (others 0): they are compiled or loaded now."""
+    needed = {U_BARRIER_EXIT}
+    for op in set(program[:, P_OP].tolist()):
+        needed.update(_NEEDED.get(op & 0xF00, ()))
+        if op == LOP3:
+            needed.add(U_LOP3)
+        if op == BARRIER:
+            needed.add(U_BARRIER)
+    return np.array([u.address() if k in needed else 0 for k, u in enumerate(UNITS)], np.int64)
+
+
 #: A warp may run this many instructions while some of its lanes wait at a meeting point before they go on alone.
 _PATIENCE = 20_000
 
 
-@compiled
+@inlined
 def next_random(G):
     """xorshift64*: the schedule's only source of randomness inside the loop."""
     x = np.uint64(G[G_RANDOM])
@@ -57,7 +80,7 @@ def next_random(G):
     return np.int64((x * np.uint64(0x2545F4914F6CDD1D)) >> np.uint64(33))
 
 
-@compiled
+@inlined
 def member_mask(F, row, mask):
     """Union of the member masks that the lanes of `mask` name."""
     union = U0
@@ -67,7 +90,7 @@ def member_mask(F, row, mask):
     return np.int64(union & M32)
 
 
-@compiled
+@inlined
 def copy_parameters(V, G, slot, mask, start, count, source, target):
     """Move call parameters between two frames of local memory: V holds (source, target, bytes) triples."""
     for n in range(count):
@@ -79,101 +102,48 @@ def copy_parameters(V, G, slot, mask, start, count, source, target):
                 copy_bytes(G[G_LOCAL_INIT] + at + s, G[G_LOCAL_INIT] + at + t, size)
 
 
-@compiled
+@inlined
 def copy_bytes(source, target, size):
     for k in range(size):
         store8(np.uint64(target + k), load8(np.uint64(source + k)))
 
 
-@compiled
-def memory_instruction(F, P, V, A, C, W, G, T, VC, VF, VP, K, SK, SV, OUT, slot, pc, base, local, mask):
-    """LD, ST and ATOM. Returns a fault code or 0."""
-    op = P[pc, P_OP]
-    space = P[pc, P_Y] & 0xFF
-    strong = (P[pc, P_Y] >> 8) & 1 != 0
-    acquire = (P[pc, P_Y] >> 9) & 1 != 0
-    release = (P[pc, P_Y] >> 10) & 1 != 0
-    count, size = P[pc, P_X] & 0xFF, P[pc, P_X] >> 8
-    a = P[pc, P_A]
-    a = a + base if a >= 0 else ~a
-    offset = P[pc, P_Z]
-    if space == SPACE_FRAME:
-        offset += local
-    m = np.uint64(mask)
-    total = count * size
-    code = resolve_lanes(F, A, C, W, G, T, OUT, slot, a, offset, space, total, op != LD, m)
-    if code:
-        return code
-    if G[G_CHECK_MEMORY]:
-        code = check_lanes(A, C, G, VC, K, T, OUT, slot, pc, total, op != ST, op != LD, strong, m)
-        if code:
-            return code
-    if G[G_BANKS] and T[2, first_lane(m)] < np.uint64(1 << 40):
-        OUT[OUT_MASK] = bank_wavefronts(T, total, m)
-    if op == LD:
-        load_lanes(F, V, T, base, P[pc, P_D], count, size, np.uint64(P[pc, P_S]), np.uint64(P[pc, P_W]), m)
-    elif op == ST:
-        store_lanes(F, V, T, base, P[pc, P_B], count, size, m)
-    else:
-        atomic_lanes(F, V, T, base, P[pc, P_D], P[pc, P_B], P[pc, P_C], count, size, P[pc, P_E] & 0xFF,
-                     P[pc, P_E] >> 8, m)
-    if strong and G[G_CHECK_RACES]:
-        previous = U0
-        for i in range(32):
-            if (m >> np.uint64(i)) & U1 and T[0, i] != previous:
-                previous = T[0, i]
-                if op != ST:
-                    observe(VC, VP, K, SK, SV, slot, previous, acquire)
-                if op != LD:
-                    publish(VC, VF, K, SK, SV, G, slot, previous, release, op == ATOM)
-    return 0
-
-
-@compiled
-def first_lane(m):
-    for i in range(32):
-        if (m >> np.uint64(i)) & U1:
-            return i
-    return 0
-
-
-@compiled
-def alu_instruction(F, P, base, pc, m):
+@inlined
+def alu_instruction(F, P, addresses, base, pc, m):
     """INTEGER to CONVERT families: pure functions of registers."""
     op = P[pc, P_OP]
     family = op & 0xF00
     d, a, b, c = P[pc, P_D], P[pc, P_A], P[pc, P_B], P[pc, P_C]
-    d = d + base if d >= 0 else 0
+    present = d >= 0
+    d = d + base if present else 0
     a = a + base if a >= 0 else ~a
     b = b + base if b >= 0 else ~b
     c = c + base if c >= 0 else ~c
+    x, y = P[pc, P_X], P[pc, P_Y]
     w, s = np.uint64(P[pc, P_W]), np.uint64(P[pc, P_S])
     if family == INTEGER:
         if op == LOP3:
-            lop3(F, d, a, b, c, np.uint64(P[pc, P_X]), m)
+            _lop3(addresses[U_LOP3], F, d, a, b, c, np.uint64(x), m)
         else:
-            integer_fast(F, op, d, a, b, c, w, s, m)
+            _integer_fast(addresses[U_INTEGER_FAST], F, op, d, a, b, c, w, s, m)
     elif family == FLOAT:
-        float_lanes(F, op, d, a, b, c, P[pc, P_X], P[pc, P_Y], m)
+        _float_lanes(addresses[U_FLOAT], F, op, d, a, b, c, x, y, m)
     elif family == PREDICATE:
         e = P[pc, P_E]
-        e = e + base if e >= 0 else -1
-        if P[pc, P_D] < 0:
-            d = -1
-        predicate_lanes(F, op, d, a, b, c, e, P[pc, P_X], P[pc, P_Y], P[pc, P_Z], w, s, m)
-    elif family == BITS:
-        e = P[pc, P_E]
-        e = e + base if e >= 0 else ~e
-        integer_lane(F, op, d, a, b, c, e, w, s, np.uint64(P[pc, P_X]), np.uint64(P[pc, P_Y]), m)
+        _predicate_lanes(addresses[U_PREDICATE], F, op, d if present else -1, a, b, c, e + base if e >= 0 else -1, x, y,
+                         P[pc, P_Z], w, s, m)
     elif family == HALF:
-        half_lanes(F, op, d, a, b, c, P[pc, P_X], P[pc, P_Y], m)
+        _half_lanes(addresses[U_HALF], F, op, d, a, b, c, x, y, m)
     else:
         e = P[pc, P_E]
         e = e + base if e >= 0 else ~e
-        convert_lanes(F, op, d, a, b, c, e, P[pc, P_X], P[pc, P_Y], P[pc, P_Z], w, s, m)
+        if family == BITS:
+            _integer_lane(addresses[U_INTEGER_LANE], F, op, d, a, b, c, e, w, s, np.uint64(x), np.uint64(y), m)
+        else:
+            _convert_lanes(addresses[U_CONVERT], F, op, d, a, b, c, e, x, y, P[pc, P_Z], w, s, m)
 
 
-@compiled
+@inlined
 def branch(F, P, W, FR, RC, G, slot, f, pc, mask, taken):
     """Conditional or unconditional bra with taken lanes `taken`; updates the fragment. Returns the next pc."""
     target = P[pc, P_TARGET]
@@ -196,7 +166,7 @@ def branch(F, P, W, FR, RC, G, slot, f, pc, mask, taken):
     return pc + 1
 
 
-@compiled
+@inlined
 def indexed_branch(F, P, V, W, FR, RC, G, OUT, slot, f, pc, base, mask):
     """brx.idx: groups of lanes with the same target become fragments. Returns the next pc of this one, -1 on fault."""
     row = P[pc, P_A]
@@ -230,7 +200,7 @@ def indexed_branch(F, P, V, W, FR, RC, G, OUT, slot, f, pc, base, mask):
     return V[start + np.int64(F[row, first])]
 
 
-@compiled
+@inlined
 def run_return(P, V, W, FR, G, RS, slot, f, mask):
     """ret from a function: lanes go back to their call sites. Returns the next pc."""
     depth = FR[slot, f, FR_DEPTH] - 1
@@ -252,8 +222,8 @@ def run_return(P, V, W, FR, G, RS, slot, f, mask):
     return call + 1
 
 
-@compiled
-def run(F, P, V, W, FR, RC, RS, C, B, A, G, T, VC, VF, VP, K, BV, SK, SV, N, OUT, EV):
+@unit("i", "U2 I2 I1 I2 I3 I3 I3 I2 I2 I2 I1 U2 I2 I2 I2 I2 I2 U1 I2 I2 I1 I2 I1")
+def run(F, P, V, W, FR, RC, RS, C, B, A, G, T, VC, VF, VP, K, BV, SK, SV, N, OUT, EV, addresses):
     """Run warps until something needs Python. Returns a LEAVE_* reason; details are in OUT.
 
     N counts executed instructions: N[pc, 0] warps, N[pc, 1] lanes, N[pc, 2] shared-memory wavefronts, and
@@ -355,14 +325,14 @@ def run(F, P, V, W, FR, RC, RS, C, B, A, G, T, VC, VF, VP, K, BV, SK, SV, N, OUT
             family = op & 0xF00
             if family <= CONVERT:
                 if m:
-                    alu_instruction(F, P, base, pc, np.uint64(m))
+                    alu_instruction(F, P, addresses, base, pc, np.uint64(m))
                     N[pc, 1] += count_lanes(m)
                 pc += 1
             elif family == MEMORY:
                 if m and op != NOP:
                     OUT[OUT_MASK] = 0
-                    code = memory_instruction(F, P, V, A, C, W, G, T, VC, VF, VP, K, SK, SV, OUT, slot, pc, base,
-                                              FR[slot, f, FR_LOCAL], m)
+                    code = _memory_instruction(addresses[U_MEMORY], F, P, V, A, C, W, G, T, VC, VF, VP, K, SK, SV,
+                                               OUT, slot, pc, base, FR[slot, f, FR_LOCAL], m)
                     if code:
                         OUT[OUT_CODE] = code
                         reason = LEAVE_FAULT
@@ -393,8 +363,8 @@ def run(F, P, V, W, FR, RC, RS, C, B, A, G, T, VC, VF, VP, K, BV, SK, SV, N, OUT
                     c = c + base if c >= 0 else ~c
                     e = e + base if e >= 0 else ~e
                     z = P[pc, P_Z]
-                    warp_lanes(F, op, d + base if d >= 0 else -1, a, b, c, e, P[pc, P_X], P[pc, P_Y],
-                               z + base if z >= 0 else -1, m, G[G_CLOCK] + executed, next_random(G))
+                    _warp_lanes(addresses[U_WARP], F, op, d + base if d >= 0 else -1, a, b, c, e, P[pc, P_X],
+                                P[pc, P_Y], z + base if z >= 0 else -1, m, G[G_CLOCK] + executed, next_random(G))
                 pc += 1
             elif family == PYTHON:
                 if m:
@@ -407,8 +377,7 @@ def run(F, P, V, W, FR, RC, RS, C, B, A, G, T, VC, VF, VP, K, BV, SK, SV, N, OUT
             elif family == MATRIX:
                 if m:
                     N[pc, 1] += count_lanes(m)
-                    run_matrix(P[pc, P_X], F, V[P[pc, P_A] : P[pc, P_A] + P[pc, P_B]], base,
-                               V[P[pc, P_C] : P[pc, P_C] + P[pc, P_E]])
+                    _matrix_lanes(addresses[U_MATRIX], F, V, base, P[pc, P_A], P[pc, P_B], P[pc, P_C], P[pc, P_E])
                 pc += 1
             elif op == EXIT or (op == RET and FR[slot, f, FR_DEPTH] == 0):
                 if m:
@@ -416,8 +385,7 @@ def run(F, P, V, W, FR, RC, RS, C, B, A, G, T, VC, VF, VP, K, BV, SK, SV, N, OUT
                     cta = W[slot, W_CTA]
                     whole = m == mask
                     ended = exit_lanes(W, FR, RC, C, B, slot, f, m)
-                    for number in range(16):
-                        barrier_check(F, P, W, FR, C, B, VC, K, BV, cta, number)
+                    _barrier_exit(addresses[U_BARRIER_EXIT], F, P, W, FR, C, B, VC, K, BV, cta)
                     if ended:
                         if C[cta, C_ALIVE] == 0:
                             OUT[OUT_MASK] = cta
@@ -452,7 +420,7 @@ def run(F, P, V, W, FR, RC, RS, C, B, A, G, T, VC, VF, VP, K, BV, SK, SV, N, OUT
                         new_fragment(W, FR, slot, f, pc + 1, mask & ~m)
                         FR[slot, f, FR_MASK] = m
                         mask = m
-                    code = barrier_arrive(F, P, W, FR, C, B, VC, K, BV, slot, f, pc, number, expected, m, votes)
+                    code = _barrier_arrive(addresses[U_BARRIER], F, P, W, FR, C, B, VC, K, BV, slot, f, pc, number, expected, m, votes)
                     if code:
                         OUT[OUT_CODE] = fault(OUT, code, first, number, expected, B[W[slot, W_CTA] * 16 + number, 0])
                         reason = LEAVE_FAULT

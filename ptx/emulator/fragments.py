@@ -28,12 +28,13 @@ def count_lanes(mask):
     return n
 
 
-@compiled
+@inlined
 def new_fragment(W, FR, slot, like, pc, mask):
     """A further fragment of the warp, otherwise equal to fragment `like`."""
     for f in range(FRAGMENTS):
         if FR[slot, f, FR_STATE] == FRAG_FREE:
-            FR[slot, f, :] = FR[slot, like, :]
+            for column in range(FR.shape[2]):
+                FR[slot, f, column] = FR[slot, like, column]
             FR[slot, f, FR_STATE] = FRAG_READY
             FR[slot, f, FR_PC] = pc
             FR[slot, f, FR_MASK] = mask
@@ -42,7 +43,7 @@ def new_fragment(W, FR, slot, like, pc, mask):
     return -1
 
 
-@compiled
+@inlined
 def new_record(RC, slot, pc, mask, parent):
     for r in range(RECORDS):
         if RC[slot, r, RC_USED] == 0:
@@ -55,7 +56,7 @@ def new_record(RC, slot, pc, mask, parent):
     return -1
 
 
-@compiled
+@inlined
 def settle_record(W, FR, RC, slot, r):
     """Let the waiting fragment of record r go on if every live lane of the record has come."""
     while r >= 0 and RC[slot, r, RC_USED]:
@@ -74,7 +75,7 @@ def settle_record(W, FR, RC, slot, r):
         r = parent
 
 
-@compiled
+@inlined
 def reach_record(W, FR, RC, slot, f):
     """Fragment f stands at the meeting point of its record. Returns True when it may go on as it is."""
     r = FR[slot, f, FR_RECORD]
@@ -96,7 +97,7 @@ def reach_record(W, FR, RC, slot, f):
     return False
 
 
-@compiled
+@inlined
 def leave_records(FR, RC, W, slot, mask, r, stop):
     """Lanes of `mask` no longer come to record r and its parents below `stop`."""
     while r >= 0 and r != stop:
@@ -138,7 +139,7 @@ def is_ancestor(RC, slot, r, above):
     return False
 
 
-@compiled
+@inlined
 def join_members(W, FR, RC, slot, f, needed):
     """Fragment f stands at a `.sync` instruction that `needed` lanes execute together.
 
@@ -168,7 +169,7 @@ def join_members(W, FR, RC, slot, f, needed):
     return False
 
 
-@compiled
+@inlined
 def wake_members(FR, slot):
     """After lanes exited: waiting `.sync` fragments look again at who is still expected."""
     for f in range(FRAGMENTS):
@@ -176,7 +177,7 @@ def wake_members(FR, slot):
             FR[slot, f, FR_STATE] = FRAG_READY
 
 
-@compiled
+@inlined
 def exit_lanes(W, FR, RC, C, B, slot, f, mask):
     """Lanes of fragment f end. Returns True when the whole warp is done."""
     W[slot, W_ALIVE] &= ~mask
@@ -204,7 +205,7 @@ def exit_lanes(W, FR, RC, C, B, slot, f, mask):
     return False
 
 
-@compiled
+@inlined
 def choose_fragment(W, FR, slot, start):
     """A ready fragment of the warp, searched from `start`; the warp blocks when there is none."""
     for k in range(FRAGMENTS):

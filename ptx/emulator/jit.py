@@ -1,38 +1,56 @@
-"""Numba compilation with a disk cache that can neither go stale nor fail for want of a writable folder.
+"""Numba compilation: units that are compiled, cached and called separately.
 
-Numba's own cache looks only at the file of the outermost function, so an edit in a callee of another file would
-run old machine code. The cache folder used here is named by a digest of all the emulator's sources instead.
+Two properties of Numba would hurt here. Its disk cache looks only at the file of the outermost function, so an edit in
+a callee of another file would run old machine code; the cache folder used here is named by a digest of the file and of
+all it imports. And it optimises every callee again inside each caller; a `Unit` is called through its address instead,
+so each family of instructions is optimised once, compiled only when a program needs it, and rebuilt only when its own
+sources change.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import tempfile
+from functools import lru_cache
 from pathlib import Path
 
 import numba
-from numba import config
+from llvmlite import ir  # noqa: F401  (a clear ImportError if Numba's compiler is missing)
+from numba import config, types
+from numba.core import sigutils
+from numba.extending import intrinsic
 
 _HERE = Path(__file__).parent
+_IMPORT = re.compile(r"^\s*from \.(\w+) import|^\s*from \. import (.+)$", re.MULTILINE)
 
 
-def _digest() -> str:
+@lru_cache(maxsize=None)
+def _closure_digest(stem: str) -> str:
+    """Digest of a module of this package and of every module of it that it imports, directly or not."""
+    seen, pending = set(), [stem]
+    while pending:
+        name = pending.pop()
+        path = _HERE / f"{name}.py"
+        if name in seen or not path.exists():
+            continue
+        seen.add(name)
+        for module, names in _IMPORT.findall(path.read_text(encoding="utf-8")):
+            pending += [module] if module else [part.split(" as ")[0].strip() for part in names.split(",")]
     digest = hashlib.sha256(numba.__version__.encode())
-    for path in sorted(_HERE.glob("*.py")):
-        text = path.read_bytes()
-        # Only files with compiled code, or with constants that compiled code folds in, can change machine code.
-        if b"from .jit import" in text or path.name in ("opcodes.py", "layout.py", "jit.py"):
-            digest.update(path.name.encode() + text)
+    for name in sorted(seen):
+        digest.update(name.encode() + (_HERE / f"{name}.py").read_bytes())
     return digest.hexdigest()[:20]
 
 
-def cache_folder() -> Path:
+@lru_cache(maxsize=None)
+def cache_root() -> Path:
     """The first writable of $MSA_CUDACORE_CACHE, $XDG_CACHE_HOME, ~/.cache and the temporary folder."""
     roots = [os.environ.get("MSA_CUDACORE_CACHE"), os.environ.get("XDG_CACHE_HOME"), Path.home() / ".cache",
              tempfile.gettempdir()]
     for root in filter(None, roots):
-        folder = Path(root) / "msa_cudacore" / "emulator" / _FOLDER_NAME
+        folder = Path(root) / "msa_cudacore" / "emulator"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             probe = folder / f".probe{os.getpid()}"
@@ -44,27 +62,84 @@ def cache_folder() -> Path:
     raise OSError("no writable folder for compiled emulator code: set MSA_CUDACORE_CACHE to one")
 
 
-_FOLDER_NAME = _digest()
-_FOLDER = cache_folder()
-
-
-def compiled(function=None, **options):
-    """Like `numba.njit(cache=True)`, with the cache in `cache_folder()`.
+def compiled(function):
+    """Like `numba.njit(cache=True)`, cached under a digest of the function's sources.
 
     Numba picks the folder from its configuration while decorating; it is set for that moment only.
     """
+    folder = cache_root() / f"{Path(function.__code__.co_filename).stem}-{_closure_digest(_stem(function))}"
+    before = config.CACHE_DIR
+    config.CACHE_DIR = str(folder)
+    try:
+        return numba.njit(cache=True, error_model="numpy")(function)
+    finally:
+        config.CACHE_DIR = before
 
-    def decorate(target):
-        before = config.CACHE_DIR
-        config.CACHE_DIR = str(_FOLDER)
-        try:
-            return numba.njit(cache=True, error_model="numpy", **options)(target)
-        finally:
-            config.CACHE_DIR = before
 
-    return decorate if function is None else decorate(function)
+def _stem(function) -> str:
+    return Path(function.__code__.co_filename).stem
 
 
 def inlined(function):
-    """A small helper compiled into its callers; it has no cache entry of its own."""
-    return numba.njit(error_model="numpy")(function)
+    """A helper that is only called from compiled code: no cache entry, no Python wrapper."""
+    return numba.njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
+
+
+#: Array types by the letters used in unit signatures: U/I = uint64/int64, digit = dimensions (C order).
+_TYPES = {
+    "U1": types.Array(types.uint64, 1, "C"), "U2": types.Array(types.uint64, 2, "C"),
+    "I1": types.Array(types.int64, 1, "C"), "I2": types.Array(types.int64, 2, "C"),
+    "I3": types.Array(types.int64, 3, "C"), "i": types.int64, "u": types.uint64, "b": types.boolean,
+    "void": types.void,
+}
+
+
+class Unit:
+    """A separately compiled function. From Python call it; from compiled code use `unit.call(address, ...)`."""
+
+    def __init__(self, function, result: str, arguments: str) -> None:
+        self.name = function.__name__
+        self.__doc__ = function.__doc__
+        self.signature = _TYPES[result](*(_TYPES[name] for name in arguments.split()))
+        self.dispatcher = compiled(function)
+        self.call = _pointer_call(self.name, self.signature)
+        self._address = None
+
+    def __call__(self, *arguments):
+        self.address()
+        return self.dispatcher(*arguments)
+
+    def address(self) -> int:
+        """Entry point of the machine code, compiled or loaded from the cache on first use."""
+        if self._address is None:
+            arguments, _ = sigutils.normalize_signature(self.signature)
+            self.dispatcher.compile(self.signature)
+            result = self.dispatcher.overloads[tuple(arguments)]
+            self._address = result.library.get_pointer_to_function(result.fndesc.llvm_func_name)
+        return self._address
+
+
+def unit(result: str, arguments: str):
+    """Decorator: make a function a Unit of the given signature (letters of `_TYPES`)."""
+    return lambda function: Unit(function, result, arguments)
+
+
+def _pointer_call(name: str, signature):
+    """An intrinsic `call(address, *arguments)` in Numba's own calling convention; exceptions are not passed on."""
+    count = len(signature.args)
+    names = ", ".join(f"a{k}" for k in range(count))
+
+    def build(typingctx, address, *arguments):
+        def codegen(context, builder, _, values):
+            kind = context.call_conv.get_function_type(signature.return_type, signature.args)
+            pointer = builder.inttoptr(values[0], kind.as_pointer())
+            _, result = context.call_conv.call_function(builder, pointer, signature.return_type, signature.args,
+                                                        values[1:])
+            return context.get_dummy_value() if signature.return_type == types.void else result
+
+        return signature.return_type(types.int64, *signature.args), codegen
+
+    # An intrinsic's parameters are read from its Python signature, so the arity has to be spelled out.
+    scope = {"build": build}
+    exec(f"def {name}_call(typingctx, address, {names}):\n    return build(typingctx, address, {names})\n", scope)
+    return intrinsic(scope[f"{name}_call"])

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from .bitcast import M16, U0, U1, U16, U32, as_f32, fma32, from_f32, from_f64
-from .jit import compiled, inlined
+from .jit import inlined, unit
 from .lanes_float import bits_of, directed_f32, finish_f32
 from .numerics import (
     CANONICAL_F32, RN, bf16_value, f16_value, flush_f32, is_nan_f32, round_ieee, sum_to_odd,
@@ -106,7 +106,7 @@ def half_scalar(op, u, v, t, x, y):
     return code
 
 
-@compiled
+@unit("void", "U2 i i i i i i i u")
 def half_lanes(F, op, d, a, b, c, x, y, m):
     """HALF family. x: rounding mode, y: H_* bits (F_* bits of lanes_float for the f32x2 and mixed operations)."""
     if op == F2ADD or op == F2MUL or op == F2FMA:

@@ -10,15 +10,18 @@ import numpy as np
 
 from .atomics import atomic_result
 from .bitcast import U0, U1, U3, U63, load8, load16, load32, load64, load_bytes, signed, store8, store32, store64, store_bytes
-from .jit import compiled, inlined
+from .clocks import observe, publish
+from .jit import inlined, unit
 from .layout import (
     A_BEGIN, A_END, A_FLAGS, A_HOST, A_READ, A_READ_ONLY, A_WRITE, C_ALIVE, C_CLUSTER_SIZE, C_FIRST_CTA, C_GRANULES,
     C_GROUP_SLOT, C_GROUP_SLOTS, C_INIT, C_RANK, C_READ, C_READ_LINES, C_READERS, C_SHARED, C_SHARED_END, C_WRITE,
     F_ALIGN, F_BOUNDS, F_CLUSTER_EXIT, F_RACE_READ, F_RACE_WRITE, F_READ_ONLY, F_SPACE, F_UNINITIALISED,
     G_CHECK_MEMORY, G_CHECK_RACES, G_CHECK_SHARED_RACES, G_CHECK_UNINITIALISED, G_LOCAL_HOST, G_LOCAL_INIT,
-    G_LOCAL_SIZE, LOCAL_WINDOW, OFFSET_MASK, OUT_ADDRESS, OUT_AUX, OUT_AUX2, OUT_LANE, OUT_SIZE, RANK_SHIFT,
-    SHARED_RESERVED, SHARED_WINDOW, SPACE_FRAME, SPACE_GENERIC, SPACE_GLOBAL, SPACE_LOCAL, SPACE_SHARED_CTA, W_CTA,
+    G_BANKS, G_LOCAL_SIZE, LOCAL_WINDOW, OFFSET_MASK, OUT_ADDRESS, OUT_AUX, OUT_AUX2, OUT_LANE, OUT_MASK, OUT_SIZE,
+    P_A, P_B, P_C, P_D, P_E, P_OP, P_S, P_W, P_X, P_Y, P_Z, RANK_SHIFT, SHARED_RESERVED, SHARED_WINDOW, SPACE_FRAME,
+    SPACE_GENERIC, SPACE_GLOBAL, SPACE_LOCAL, SPACE_SHARED_CTA, W_CTA,
 )
+from .opcodes import ATOM, LD, ST
 
 _SHARED = np.uint64(SHARED_WINDOW)
 _LOCAL = np.uint64(LOCAL_WINDOW)
@@ -53,7 +56,7 @@ def fault(OUT, code, lane, address, aux, aux2):
     return code
 
 
-@compiled
+@inlined
 def resolve_lanes(F, A, C, W, G, T, OUT, slot, a, offset, space, size, writes, m):
     """Fill T[0..2] for the lanes of `m`. `size` is the whole access of a lane in bytes. Returns a fault code or 0."""
     mine = W[slot, W_CTA]
@@ -156,7 +159,7 @@ def line_has_readers(C, VC, K, cta, slot, line):
     return False
 
 
-@compiled
+@inlined
 def touch_shared(C, VC, K, OUT, cta, at, size, slot, pc, reads, writes, strong, lane):
     """Happens-before check and record of one contiguous access to a CTA's shared memory. Returns a fault code or 0."""
     granule = at >> 2
@@ -207,7 +210,7 @@ def touch_shared(C, VC, K, OUT, cta, at, size, slot, pc, reads, writes, strong, 
     return 0
 
 
-@compiled
+@inlined
 def touch_global(A, VC, K, OUT, allocation, at, size, slot, pc, reads, writes, strong, lane):
     """The same for global memory, which keeps one write and one read cell for each granule."""
     granule = at >> 2
@@ -262,7 +265,7 @@ def set_initialised(pointer, size):
             store8(pointer + np.uint64(k), U1)
 
 
-@compiled
+@inlined
 def check_lanes(A, C, G, VC, K, T, OUT, slot, pc, size, reads, writes, strong, m):
     """Initialisation and race checks of resolved lanes, and marking of what a store initialises."""
     races, shared_races = G[G_CHECK_RACES] != 0, G[G_CHECK_SHARED_RACES] != 0
@@ -300,7 +303,7 @@ def check_lanes(A, C, G, VC, K, T, OUT, slot, pc, size, reads, writes, strong, m
     return 0
 
 
-@compiled
+@inlined
 def load_lanes(F, V, T, base, d, count, size, shift, w, m):
     """Move `count` elements of `size` bytes from T[0] to the rows V[d...]; `shift` sign-extends when not zero."""
     for k in range(count):
@@ -322,7 +325,7 @@ def load_lanes(F, V, T, base, d, count, size, shift, w, m):
                     F[row, i] = value
 
 
-@compiled
+@inlined
 def store_lanes(F, V, T, base, a, count, size, m):
     for k in range(count):
         row = V[a + k]
@@ -333,7 +336,7 @@ def store_lanes(F, V, T, base, a, count, size, m):
                 store_bytes(T[0, i] + step, size, F[row, i])
 
 
-@compiled
+@inlined
 def atomic_lanes(F, V, T, base, d, b, c, count, size, op, kind, m):
     """Read-modify-write of each lane in lane order; d < 0 for `red`. b, c index V (element rows), c < 0 if unused."""
     for i in range(32):
@@ -354,7 +357,7 @@ def atomic_lanes(F, V, T, base, d, b, c, count, size, op, kind, m):
                 F[V[d + k] + base, i] = old
 
 
-@compiled
+@inlined
 def bank_wavefronts(T, size, m):
     """Shared-memory passes of one warp access: 32 four-byte banks; 8-byte lanes go in halves, 16-byte in quarters."""
     group = 32 if size <= 4 else (16 if size == 8 else 8)
@@ -385,3 +388,55 @@ def bank_wavefronts(T, size, m):
                 worst = max(worst, degree)
         total += worst
     return total
+
+
+@inlined
+def first_lane(m):
+    for i in range(32):
+        if (m >> np.uint64(i)) & U1:
+            return i
+    return 0
+
+
+@unit("i", "U2 I2 I1 I2 I2 I2 I1 U2 I2 I2 I2 I2 U1 I2 I1 i i i i i")
+def memory_instruction(F, P, V, A, C, W, G, T, VC, VF, VP, K, SK, SV, OUT, slot, pc, base, local, mask):
+    """LD, ST and ATOM. Returns a fault code or 0."""
+    op = P[pc, P_OP]
+    space = P[pc, P_Y] & 0xFF
+    strong = (P[pc, P_Y] >> 8) & 1 != 0
+    acquire = (P[pc, P_Y] >> 9) & 1 != 0
+    release = (P[pc, P_Y] >> 10) & 1 != 0
+    count, size = P[pc, P_X] & 0xFF, P[pc, P_X] >> 8
+    a = P[pc, P_A]
+    a = a + base if a >= 0 else ~a
+    offset = P[pc, P_Z]
+    if space == SPACE_FRAME:
+        offset += local
+    m = np.uint64(mask)
+    total = count * size
+    code = resolve_lanes(F, A, C, W, G, T, OUT, slot, a, offset, space, total, op != LD, m)
+    if code:
+        return code
+    if G[G_CHECK_MEMORY]:
+        code = check_lanes(A, C, G, VC, K, T, OUT, slot, pc, total, op != ST, op != LD, strong, m)
+        if code:
+            return code
+    if G[G_BANKS] and T[2, first_lane(m)] < np.uint64(1 << 40):
+        OUT[OUT_MASK] = bank_wavefronts(T, total, m)
+    if op == LD:
+        load_lanes(F, V, T, base, P[pc, P_D], count, size, np.uint64(P[pc, P_S]), np.uint64(P[pc, P_W]), m)
+    elif op == ST:
+        store_lanes(F, V, T, base, P[pc, P_B], count, size, m)
+    else:
+        atomic_lanes(F, V, T, base, P[pc, P_D], P[pc, P_B], P[pc, P_C], count, size, P[pc, P_E] & 0xFF,
+                     P[pc, P_E] >> 8, m)
+    if strong and G[G_CHECK_RACES]:
+        previous = U0
+        for i in range(32):
+            if (m >> np.uint64(i)) & U1 and T[0, i] != previous:
+                previous = T[0, i]
+                if op != ST:
+                    observe(VC, VP, K, SK, SV, slot, previous, acquire)
+                if op != LD:
+                    publish(VC, VF, K, SK, SV, G, slot, previous, release, op == ATOM)
+    return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .bitcast import M32, M64, U0, U1, signed
-from .jit import compiled, inlined
+from .jit import inlined, unit
 from .lanes_float import F_ABS, F_NAN, pick_f32
 from .opcodes import ACTIVEMASK, CLOCK, ELECT, MATCH, MOV_SPECIAL, REDUX, REDUX_F, SHFL, VOTE, WARP_SYNC
 
@@ -99,7 +99,7 @@ def reduce_floats(F, a, e, x, y, m, lane):
     return r
 
 
-@compiled
+@unit("void", "U2 i i i i i i i i i i i i")
 def warp_lanes(F, op, d, a, b, c, e, x, y, p, mask, clock, noise):
     """WARP family for the lanes of `mask`. p: predicate output row (-1 none); e: row of the member mask."""
     if op == MOV_SPECIAL:

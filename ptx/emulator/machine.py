@@ -16,7 +16,7 @@ import numpy as np
 from . import layout as L
 from .clocks import Clocks
 from .diagnostics import Checks, Fault
-from .engine import run
+from .engine import addresses_for, run
 from .fragments import release_waiting
 from .memory import Access, Memory, SharedMemory
 from .model import Address, Immediate, Pair, Register, Sink, Symbol, Vector
@@ -357,6 +357,7 @@ class Machine:
         self.N = np.zeros((len(self.P), 3 + self.warps_per_cta), np.int64)
         self.OUT = np.zeros(L.OUT_COLUMNS, np.int64)
         self.EV = np.zeros((1 << 16 if trace else 1, 6), np.int64)
+        self.addresses = addresses_for(self.P)
         self.local_size = decoded.local_bytes * max(decoded.max_depth, 1)
         self.local = np.zeros(self.warp_slots * 32 * self.local_size, np.uint8)
         self.local_initialised = np.zeros(self.warp_slots * 32 * self.local_size, np.uint8)
@@ -628,7 +629,7 @@ class Machine:
                 self.start_cluster(free.pop(), pending.pop())
             reason = run(self.F, self.P, self.V, self.W, self.FR, self.RC, self.RS, self.C, self.B, self.A, self.G,
                          self.T, clocks.VC, clocks.VF, clocks.VP, clocks.K, clocks.BV, clocks.SK, clocks.SV, self.N,
-                         self.OUT, self.EV)
+                         self.OUT, self.EV, self.addresses)
             if reason == L.LEAVE_PYTHON:
                 self.python_operation()
             elif reason == L.LEAVE_TICK:
