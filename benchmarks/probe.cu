@@ -1,7 +1,13 @@
-// What the stopwatch itself launches: an empty kernel, and a read of a buffer from end to end.
+// What the stopwatch itself launches: an empty kernel, one that takes its time, and a read of a buffer from end to end.
 #include "global_memory.cuh"
 
 extern "C" __global__ void empty() {}
+
+extern "C" __global__ void hold(i64 cycles) {
+  const i64 start = clock64();
+  while (clock64() - start < cycles) {
+  }
+}
 
 // Reads count 16-byte words of p, which is 16-byte aligned. sink is written only if the words' XOR is an odd constant,
 // which keeps the loads alive; zeros never give it.

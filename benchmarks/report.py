@@ -205,6 +205,8 @@ def show(results: dict[str, Any]) -> None:
     from rich.table import Table
 
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 160
     summaries = summarize(results)
     table = Table(title=f"{results['machine']['gpu']}: microseconds of one decode step, cold L2", title_justify="left")
     for heading in ("row", "items", "floor", "ceiling", "ours", "ours / ceiling", "at most", "best peer", "best / ours"):

@@ -21,7 +21,7 @@ import msa_cudacore
 
 from . import environment, peers
 from .rows import Row
-from .worker import OWN_GROUP, RECORD
+from .worker import OWN_GROUP, RECORD, one_line
 
 __all__ = ["Plan", "Results", "run"]
 
@@ -142,7 +142,7 @@ def _run_group(group: str, plan: Plan, results: Results, deadline: float, progre
         assert child.stdout is not None
         for line in child.stdout:
             if not line.startswith(RECORD):
-                log = [*log[1 - _LOG_LINES :], line.rstrip()]
+                log = [*log[1 - _LOG_LINES :], one_line(line)]
                 continue
             record = json.loads(line[1:])
             if record.get("started"):

@@ -1,10 +1,10 @@
 """GPU time of a captured launch, with caches cold: the one method by which everything here is timed.
 
 Before each sample a kernel reads a buffer of several times the L2 cache. Reading leaves clean lines; a buffer written
-instead would leave dirty ones, whose write-back the timed kernel would pay for. The read also keeps the GPU busy while
-the host enqueues, so that no gap of the host's falls between the two events around the graph's launch. Consecutive
-samples replay different decode steps. What remains in every figure is the cost of an empty kernel's launch, which is
-timed alike and reported as the floor.
+instead would leave dirty ones, whose write-back the timed kernel would pay for. Consecutive samples replay different
+decode steps. Samples are taken in batches that the host has enqueued to the end before the GPU begins: submissions that
+arrive meanwhile were seen to add 1.5 us to a launch on an H200. What remains in every figure is the cost of an empty
+kernel's launch, which is timed alike and reported as the floor.
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ _PROBE = Path(__file__).parent / "probe.cu"
 _READ_THREADS = 256
 _WARMUP_READS = 150
 """Reads of the flush buffer ahead of a measurement, some 20 ms: an idle GPU takes milliseconds to raise its clocks."""
+_BATCH = 25
+"""Samples enqueued at a time: 100 operations, well within the thousand or so that a stream holds before it blocks."""
+_FIRST_HOLD = 10_000_000
+"""Cycles, some 5 ms, for which the stream is held while a batch is enqueued; raised where the host takes longer."""
+_LONGEST_HOLD = 2_000_000_000
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,7 @@ class Stopwatch:
         self.l2_bytes = l2
         self.flush_bytes = max(8 * l2, 256 << 20)
         self._memories: list[Any] = []
+        self._hold = _FIRST_HOLD
         self._flush = self._reader(self.flush_bytes)
 
     def _reader(self, size: int) -> Launch:
@@ -117,14 +123,31 @@ class Stopwatch:
         for replay in replays:
             self._flush(self.stream)
             replay()
-        pairs = [(self._event(), self._event()) for _ in range(samples)]
-        for number, (before, after) in enumerate(pairs):
+        times: list[float] = []
+        while len(times) < samples:
+            batch = self._batch(replays, len(times), min(_BATCH, samples - len(times)))
+            if batch is None and self._hold < _LONGEST_HOLD:
+                self._hold *= 2
+                continue
+            if batch is None:
+                raise RuntimeError("the host takes more than a second to enqueue a batch of samples")
+            times += batch
+        return Timing(tuple(times))
+
+    def _batch(self, replays: Sequence[Callable[[], None]], first: int, count: int) -> list[float] | None:
+        """Microseconds of `count` samples, the first of which has the number `first`; None if the GPU did not wait."""
+        self.stream.sync()
+        arguments = (np.int64(self._hold),)
+        self.bind(load_source(_PROBE), "hold", Geometry(grid=1, block=1), arguments)(self.stream)
+        pairs = [(self._event(), self._event()) for _ in range(count)]
+        for number, (before, after) in enumerate(pairs, start=first):
             self._flush(self.stream)
             self.stream.record(before)
             replays[number % len(replays)]()
             self.stream.record(after)
+        waited = not pairs[0][0].is_done
         self.stream.sync()
-        return Timing(tuple((after - before) * 1e3 for before, after in pairs))
+        return [(after - before) * 1e3 for before, after in pairs] if waited else None
 
     def close(self) -> None:
         """Wait for the stream and free what the stopwatch allocated."""

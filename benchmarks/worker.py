@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
 import traceback
@@ -22,13 +23,18 @@ from .rows import Row, find
 from .timing import Stopwatch
 from .workload import Workload, build
 
-__all__ = ["OWN_GROUP", "RECORD", "main", "measure"]
+__all__ = ["OWN_GROUP", "RECORD", "main", "measure", "one_line"]
 
 OWN_GROUP = "own"
 """The group of the floor, the ceilings and this package's program."""
 RECORD = "\x1e"
 """First character of a line that is a record; anything else that a child prints is its log."""
 _TRIAL_SAMPLES = 15
+
+
+def one_line(text: str, limit: int = 300) -> str:
+    """A message fit for a report: one line, and file names without the folders of the machine it comes from."""
+    return re.sub(r"""(?<![\w.:/])/(?:[^\s:'"/]+/)+""", "", " ".join(text.split()))[:limit]
 
 
 def measure(
@@ -43,7 +49,7 @@ def measure(
             try:
                 prepared = prepare(workload.steps[0])
             except Unavailable as error:
-                refused[label] = str(error)
+                refused[label] = one_line(str(error))
                 continue
             timing = bench.stopwatch.time([prepared.replay], samples=_TRIAL_SAMPLES, idle_before=not trials)
             trials[label] = timing.median
@@ -103,7 +109,7 @@ def _records(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         try:
             cached[options.group] = peers.load(options.group)
         except Unavailable as error:
-            yield {"candidate": options.group, "skipped": str(error)}
+            yield {"candidate": options.group, "skipped": one_line(str(error))}
             return
         wanted = peers.ARRAYS[options.group]
     arrays = choose(options.device, wanted)
@@ -139,10 +145,10 @@ def _row(
         try:
             yield about | measure(candidate, workload, bench, oracle, samples=options.samples)
         except Unavailable as error:
-            yield about | {"skipped": str(error)}
+            yield about | {"skipped": one_line(str(error))}
         except Exception as error:
             traceback.print_exc()
-            yield about | {"failed": f"{type(error).__name__}: {str(error).strip()[:300]}"}
+            yield about | {"failed": one_line(f"{type(error).__name__}: {error}")}
             # After a fault the context is lost and every later call fails too; a new process can go on.
             bench.stopwatch.stream.sync()
     workload.cache.clear()

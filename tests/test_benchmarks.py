@@ -18,7 +18,7 @@ from msa_cudacore.benchmarks import ceiling, cli, peers, report, run, worker
 from msa_cudacore.benchmarks.candidates import Bench, Prepared, Unavailable
 from msa_cudacore.benchmarks.check import Oracle, attend
 from msa_cudacore.benchmarks.rows import ROWS, TILE_BYTES, find, select_pages
-from msa_cudacore.benchmarks.timing import Timing
+from msa_cudacore.benchmarks.timing import Stopwatch, Timing
 from msa_cudacore.benchmarks.workload import build
 from msa_cudacore.cli import main
 from msa_cudacore.launch import device as device_module
@@ -248,12 +248,82 @@ def test_quantiles_of_a_timing():
     assert (timing.median, timing.p10, timing.p90) == (6.0, 2.0, 10.0)
 
 
+class FakeGpu:
+    """Enough of a stream and its events for the stopwatch: time is the number of operations enqueued so far."""
+
+    def __init__(self, enough):
+        self.enough, self.held, self.now, self.events = enough, [], 0, []
+
+    def record(self, event):
+        self.now += 1
+        event.at = self.now
+
+    def sync(self):
+        self.events.clear()
+
+    def event(self):
+        gpu = self
+
+        class Event:
+            is_done = property(lambda self: gpu.held[-1] < gpu.enough)
+
+            def __sub__(self, other):
+                return (self.at - other.at) / 1e3
+
+        return Event()
+
+    def bind(self, source, entry, geometry, arguments):
+        assert entry == "hold"
+        self.held.append(int(arguments[0]))
+        return lambda stream: None
+
+
+def stopwatch_on(gpu):
+    stopwatch = Stopwatch.__new__(Stopwatch)
+    stopwatch.stream, stopwatch._event, stopwatch.bind = gpu, gpu.event, gpu.bind
+    stopwatch._flush = lambda stream: None
+    stopwatch._hold = 1000
+    return stopwatch
+
+
+def test_samples_of_a_batch_that_the_gpu_began_early_are_taken_again():
+    gpu = FakeGpu(enough=4000)
+    replayed = []
+
+    def replay(number):
+        replayed.append(number)
+        gpu.now += number
+
+    timing = stopwatch_on(gpu).time([lambda: replay(1), lambda: replay(5)], samples=60, idle_before=False)
+    # Two operations of the events' own; the steps take turns across batches too.
+    assert timing.samples == (2.0, 6.0) * 30
+    assert gpu.held == [1000, 2000, 4000, 4000, 4000]
+    assert len(replayed) == 2 + 25 * 4 + 10
+
+
+def test_a_host_that_never_gets_ahead_is_an_error():
+    with pytest.raises(RuntimeError, match="enqueue"):
+        stopwatch_on(FakeGpu(enough=1 << 62)).time([lambda: None], samples=5)
+
+
+@pytest.mark.parametrize(
+    "text, line",
+    [
+        ("Error at /work/x/include/a.cuh:67:\n new batch", "Error at a.cuh:67: new batch"),
+        ("1/2 of 3/4, see https://a.org/b", "1/2 of 3/4, see https://a.org/b"),
+        ("cannot open '/tmp/a b'", "cannot open 'a b'"),
+    ],
+)
+def test_messages_in_a_report_name_no_folders(text, line):
+    assert worker.one_line(text) == line
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
 def test_ceilings_compile_without_spilling(arch):
     for threads, loads in ceiling.REGISTER_SHAPES:
         used = compile_cubin(ceiling.register_source(threads, loads), arch, use_cache=False).resources()["stream_registers"]
         assert (used.stack_bytes, used.spill_store_bytes, used.spill_load_bytes) == (0, 0, 0)
-    assert {"empty", "read_buffer"} <= set(
+    assert {"empty", "hold", "read_buffer"} <= set(
         compile_cubin(load_source(ceiling._FOLDER / "probe.cu"), arch, use_cache=False).resources()
     )
     if arch != "sm_80":

@@ -97,7 +97,7 @@ class _Paged:
                 kv_data_type=getattr(torch, _FORMATS[self.format]), o_data_type=torch.bfloat16, sm_scale=128**-0.5, **plan,
             )
         except (ValueError, RuntimeError) as error:
-            raise Unavailable(f"plan refused: {str(error).strip().splitlines()[0][:160]}") from error
+            raise Unavailable(f"plan refused: {error}") from error
         q = step.q.view(items, row.group, 128)
         out = torch.empty_like(q)
         lse = torch.empty(items, row.group, dtype=torch.float32, device=q.device)

@@ -1,6 +1,6 @@
 """A plain Triton kernel over the same planar pool: what a good engineer would write in a day.
 
-One program for each (query token, KV head) and share of its pages; codes and scales become bf16 in registers, both
+One program for each (query token, KV head) and share of its pages; codes and scales become fp16 in registers, both
 products are `tl.dot`, and a second kernel merges the shares. Shares, warps and pipeline stages are tried over a small set.
 """
 
