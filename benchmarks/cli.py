@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -128,9 +129,11 @@ def _spelled(plan: Plan) -> str:
     words = ["msa-cudacore", "bench"]
     if plan.steps != default.steps:
         words.append("--quick")
+        default = replace(default, peers=())
     if plan.rows != default.rows:
         words += ["--rows", ",".join(row.name for row in plan.rows)]
-    words += ["--peers", ",".join(plan.peers) or "none"]
+    if plan.peers != default.peers:
+        words += ["--peers", ",".join(plan.peers) or "none"]
     for option, name in (("samples", "samples"), ("seed", "seed"), ("device", "device"), ("budget", "budget_seconds")):
         if getattr(plan, name) != getattr(default, name):
             words += [f"--{option}", f"{getattr(plan, name):g}"]
