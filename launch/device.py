@@ -39,7 +39,7 @@ def _device(ordinal: int):
         return Device(ordinal)
     except Exception as error:  # cuda.core raises several types for "no driver", "no device", "bad ordinal"
         raise DriverUnavailable(
-            f"cuda:{ordinal} cannot be used: {type(error).__name__}: {error}. "
+            f"cuda:{ordinal} cannot be used: {type(error).__name__}: {str(error).rstrip('.')}. "
             f"Run `msa-cudacore doctor` to see which driver and devices are visible."
         ) from error
 

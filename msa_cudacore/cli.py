@@ -42,14 +42,31 @@ class Commands(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
+    def make_context(self, *arguments: Any, **keywords: Any) -> click.Context:
+        with _usage_in_one_line():
+            return super().make_context(*arguments, **keywords)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with _usage_in_one_line():
+                return super().invoke(ctx)
         except (ValueError, TypeError, OSError, ImportError, RuntimeError, MemoryError, OverflowError) as error:
             if ctx.params.get("debug") or isinstance(error, click.exceptions.Exit):
                 raise
             message = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else str(error)
             raise _failure(message or type(error).__name__) from error
+
+
+@contextmanager
+def _usage_in_one_line():
+    """Without the three lines of usage that click prints before what is wrong."""
+    try:
+        yield
+    except getattr(click.exceptions, "NoArgsIsHelpError", ()):
+        raise
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else "msa-cudacore"
+        raise _failure(f"{error.format_message()} See '{command} --help'.") from error
 
 
 def _failure(message: str) -> click.ClickException:
@@ -105,9 +122,10 @@ def demo(
             batch=batch, tokens=tokens, num_q_heads=q_heads, num_kv_heads=kv_heads, seqlen_q=seqlen_q, topk=topk, seed=seed,
             progress=lambda items, total: track(items, total, "Writing the NVFP4 cache"),
         )
-    if save:
-        case.save(save)
-    _decode_and_report(case, backend, framework, splits, as_json, check=True, saved=save)
+    if save is not None:
+        with _naming(save):
+            case.save(save)
+    _report(case, _decode(case, backend, framework, splits, quiet=as_json), as_json, check=True, saved=save)
 
 
 @main.command()
@@ -147,12 +165,14 @@ def decode(
 
     from .case_file import load
 
-    decoded = _decode_and_report(load(source), backend, framework, splits, as_json, check=check, saved=None)
-    with open(target, "wb") as file:
+    case = load(source)
+    decoded = _decode(case, backend, framework, splits, quiet=as_json)
+    with _naming(target), open(target, "wb") as file:
         np.savez(
             file, out=decoded.out.view(np.uint16), out_dtype="bfloat16", lse=decoded.lse, program=decoded.runner.program,
             splits=decoded.runner.splits,
         )
+    _report(case, decoded, as_json, check=check)
 
 
 @main.command()
@@ -191,14 +211,26 @@ def doctor(as_json: bool) -> None:
         console.print(f"- {line}", markup=False, soft_wrap=True)
 
 
-def _decode_and_report(
-    case: Any, backend: str, framework: str, splits: int | None, as_json: bool, *, check: bool, saved: str | None
-) -> Any:
+@contextmanager
+def _naming(path: str):
+    """Errors of writing a file name it; those of a full disk do not by themselves."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
+
+
+def _decode(case: Any, backend: str, framework: str, splits: int | None, *, quiet: bool) -> Any:
     from .demo import decode_case
+
+    with _status("Compiling and decoding", quiet=quiet):
+        return decode_case(case, backend=backend, framework=framework, splits=splits)
+
+
+def _report(case: Any, decoded: Any, as_json: bool, *, check: bool, saved: str | None = None) -> None:
+    """Print what ran and how well it did; exits with 1 where the result misses a bar."""
     from .reference import compare
 
-    with _status("Compiling and decoding", quiet=as_json):
-        decoded = decode_case(case, backend=backend, framework=framework, splits=splits)
     report = None
     if check:
         with _status("Computing the float64 oracle", quiet=as_json):
@@ -233,7 +265,6 @@ def _decode_and_report(
         _print_table(facts)
     if report is not None and not report:
         sys.exit(1)
-    return decoded
 
 
 def _print_table(facts: dict[str, Any]) -> None:

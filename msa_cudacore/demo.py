@@ -63,6 +63,8 @@ def build_case(
         raise ValueError(f"q-heads is {num_q_heads} and kv-heads {num_kv_heads}; accepted is a multiple of the KV heads")
     seqlen_q = check_integer("seqlen-q", seqlen_q, 1, MAX_SEQLEN_Q)
     topk = check_integer("topk", topk, 1, MAX_TOPK)
+    if seed is not None:
+        seed = check_integer("seed", seed, 0, 2**128 - 1)
     rng = np.random.default_rng(seed)
 
     lengths = rng.integers(-(-tokens // 2), tokens + 1, batch)
@@ -107,6 +109,8 @@ def decode_case(
     """
     if framework == "auto":
         framework = "cuda" if _runs_on_a_device(backend) else "numpy"
+    elif framework == "cuda":
+        device_module.facts(0)  # without a driver its message helps more than that of the first allocation
     as_bits = framework == "cuda"
     arrays = {name: getattr(case, name) for name in ARRAYS}
     if as_bits:

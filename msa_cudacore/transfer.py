@@ -99,6 +99,8 @@ class _TorchCarrier:
 
         self.torch = torch
         self.device = torch.device("cuda" if device is None else device)
+        if self.device.type == "cuda" and not torch.cuda.is_available():
+            raise RuntimeError(f"torch {torch.__version__} sees no CUDA device")
 
     def upload(self, data: np.ndarray, phase: int) -> Any:
         # A multiple of 8 bytes can be viewed as any element type.

@@ -103,6 +103,12 @@ def test_a_result_that_misses_the_bar_exits_with_1(monkeypatch):
         (["--topk", "65"], "topk is 65"),
         (["--splits", "7", "--backend", "reference"], "splits is 7"),
         (["--save", "/nonexistent/x.npz"], "/nonexistent/x.npz"),
+        (["--save", ""], "No such file"),
+        (["--save", "/dev/full"], "No space left on device: /dev/full"),
+        (["--seed", "-1"], "seed is -1"),
+        (["--frobnicate"], "No such option"),
+        (["--framework", "jax"], "'jax' is not one of"),
+        (["more"], "unexpected extra argument"),
     ],
 )
 def test_demo_errors_are_one_line(arguments, words):
@@ -142,10 +148,38 @@ def test_missing_framework_is_one_line(monkeypatch):
     assert "torch" in error_of("demo", *SMALL, "--framework", "torch")
 
 
-def test_usage_errors_exit_with_2():
-    assert run("decode").exit_code == 2
-    assert run("demo", "--batch", "many").exit_code == 2
-    assert run("unknown").exit_code == 2
+def test_usage_errors_are_one_line():
+    assert "Missing option '--input'" in error_of("decode")
+    assert "'many' is not a valid integer. See 'main demo --help'." in error_of("demo", "--batch", "many")
+    assert "No such command 'unknown'. See 'main --help'." in error_of("unknown")
+    assert "No such option" in error_of("--unknown")
+
+
+def test_without_a_command_the_help_is_shown():
+    assert "Commands:" in run().output
+
+
+def test_results_are_written_before_they_are_judged(saved, tmp_path, monkeypatch):
+    from msa_cudacore.cases import Case
+
+    path, case = saved
+    exact = Case.exact
+    monkeypatch.setattr(Case, "exact", lambda self: (exact(self)[0] + 0.5, exact(self)[1]))
+    assert run("decode", "--input", path, "--output", tmp_path / "out.npz", "--check").exit_code == 1
+    with np.load(tmp_path / "out.npz") as data:
+        assert compare(data["out"].view(BF16), data["lse"], *exact(case))
+
+
+def test_an_output_that_cannot_be_written_is_one_line(saved):
+    path, _ = saved
+    assert "No space left on device: /dev/full" in error_of("decode", "--input", path, "--output", "/dev/full", "--json")
+
+
+@pytest.mark.parametrize("framework", ["cuda", "torch"])
+def test_device_arrays_without_a_device_are_one_line(framework):
+    if framework == "torch" and pytest.importorskip("torch").cuda.is_available() or framework == "cuda" and device.count():
+        pytest.skip("there is a device")
+    assert "cannot be used" in (message := error_of("demo", *SMALL, "--framework", framework)) or "sees no CUDA device" in message
 
 
 def test_debug_shows_the_traceback():
