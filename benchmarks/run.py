@@ -7,6 +7,7 @@ is stopped.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import subprocess
@@ -82,18 +83,23 @@ def run(plan: Plan, *, command: str, progress: Progress) -> Results:
             },
         }
     )
-    builds = {group: _build_in_background(group) for group in plan.peers}
-    _run_group(OWN_GROUP, plan, results, started + plan.budget_seconds, progress)
-    for number, group in enumerate(plan.peers):
-        left = started + plan.budget_seconds - time.monotonic()
-        if left < _LEAST_SECONDS:
-            results.groups[group] = {"skipped": f"out of time: {plan.budget_seconds:.0f} s for the whole run"}
-            continue
-        # Half again its even share of what is left: some groups are done sooner than others.
-        deadline = time.monotonic() + min(left, max(_LEAST_SECONDS, 1.5 * left / (len(plan.peers) - number)))
-        progress(group, "waiting for its compilation")
-        builds[group].join(max(0.0, deadline - time.monotonic() - _LEAST_SECONDS))
-        _run_group(group, plan, results, deadline, progress)
+    builds = {group: _start_build(group) for group in plan.peers}
+    try:
+        _run_group(OWN_GROUP, plan, results, started + plan.budget_seconds, progress)
+        for number, group in enumerate(plan.peers):
+            left = started + plan.budget_seconds - time.monotonic()
+            if left < _LEAST_SECONDS:
+                results.groups[group] = {"skipped": f"out of time: {plan.budget_seconds:.0f} s for the whole run"}
+                continue
+            # Half again its even share of what is left: some groups are done sooner than others.
+            deadline = time.monotonic() + min(left, max(_LEAST_SECONDS, 1.5 * left / (len(plan.peers) - number)))
+            progress(group, "waiting for its compilation")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                builds[group].wait(max(0.0, deadline - time.monotonic() - _LEAST_SECONDS))
+            _run_group(group, plan, results, deadline, progress)
+    finally:
+        for build in builds.values():
+            build.kill()
     results.about["seconds"] = round(time.monotonic() - started, 1)
     return results
 
@@ -107,17 +113,10 @@ def _command(group: str, plan: Plan, finished: Sequence[str]) -> list[str]:
     ]
 
 
-def _build_in_background(group: str) -> threading.Thread:
-    def build() -> None:
-        # What goes wrong here comes up again, and is recorded, when the group runs.
-        subprocess.run(
-            [sys.executable, "-m", "msa_cudacore.benchmarks.worker", "--group", group, "--rows", "", "--build"],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False,
-        )
-
-    thread = threading.Thread(target=build, daemon=True)
-    thread.start()
-    return thread
+def _start_build(group: str) -> subprocess.Popen:
+    """Compile what a group needs, beside the measurements: what goes wrong comes up again when the group runs."""
+    command = [sys.executable, "-m", "msa_cudacore.benchmarks.worker", "--group", group, "--rows", "", "--build"]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def _run_group(group: str, plan: Plan, results: Results, deadline: float, progress: Progress) -> None:
@@ -125,51 +124,61 @@ def _run_group(group: str, plan: Plan, results: Results, deadline: float, progre
     about = results.groups.setdefault(group, {})
     finished: list[str] = []
     while True:
-        current: dict[str, Any] | None = None
-        log: list[str] = []
-        child = subprocess.Popen(
-            _command(group, plan, finished), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-        )
-        late = threading.Event()
-
-        def stop(child: subprocess.Popen = child, late: threading.Event = late) -> None:
-            late.set()
-            child.kill()
-
-        timer = threading.Timer(max(1.0, deadline - time.monotonic()), stop)
-        timer.start()
         before = len(finished)
-        assert child.stdout is not None
-        for line in child.stdout:
-            if not line.startswith(RECORD):
-                log = [*log[1 - _LOG_LINES :], one_line(line)]
-                continue
-            record = json.loads(line[1:])
-            if record.get("started"):
-                current = record
-                progress(group, f"{record['row']}: {record['candidate']}")
-                continue
-            if _take(record, group, results):
-                current = None
-                finished.append(f"{record['candidate']}@{record['row']}")
-        status = child.wait()
-        timer.cancel()
-        if status == 0:
+        child = _Child(_command(group, plan, finished), deadline)
+        child.read(group, results, finished, progress)
+        if child.status == 0:
             break
-        if late.is_set():
-            about["failed"] = "stopped: out of time"
-        else:
-            about["log"] = log
-        if current is not None and f"{current['candidate']}@{current['row']}" not in finished:
-            why = "out of time" if late.is_set() else f"its process ended with {status}: {' | '.join(log[-2:])[-200:]}"
-            results.measurements.append({"row": current["row"], "candidate": current["candidate"], "group": group, "failed": why})
-            finished.append(f"{current['candidate']}@{current['row']}")
-        if late.is_set() or time.monotonic() > deadline:
+        end = "out of time" if child.late else f"its process ended with {child.status}: {' | '.join(child.log[-2:])[-250:]}"
+        if child.current is not None:
+            row, candidate = child.current
+            results.measurements.append({"row": row, "candidate": candidate, "group": group, "failed": end})
+            finished.append(f"{candidate}@{row}")
+        if child.late or len(finished) == before:
+            about["failed"] = end
             break
-        if len(finished) == before:
-            about["failed"] = f"the process ended with {status} before it measured anything: {' | '.join(log[-2:])[-300:]}"
-            break
+        about["log"] = child.log
     about["seconds"] = round(time.monotonic() - began, 1)
+
+
+class _Child:
+    """A worker process, stopped at a deadline."""
+
+    def __init__(self, command: list[str], deadline: float) -> None:
+        self.current: tuple[str, str] | None = None
+        """Row and candidate that it has begun and not finished."""
+        self.log: list[str] = []
+        self.late = False
+        self.status: int | None = None
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        )
+        self._timer = threading.Timer(max(1.0, deadline - time.monotonic()), self._stop)
+
+    def _stop(self) -> None:
+        self.late = True
+        self._process.kill()
+
+    def read(self, group: str, results: Results, finished: list[str], progress: Progress) -> None:
+        """Take its records until it ends."""
+        self._timer.start()
+        try:
+            assert self._process.stdout is not None
+            for line in self._process.stdout:
+                if not line.startswith(RECORD):
+                    self.log = [*self.log[1 - _LOG_LINES :], one_line(line)]
+                    continue
+                record = json.loads(line[1:])
+                if record.get("started"):
+                    self.current = record["row"], record["candidate"]
+                    progress(group, f"{record['row']}: {record['candidate']}")
+                elif _take(record, group, results):
+                    self.current = None
+                    finished.append(f"{record['candidate']}@{record['row']}")
+            self.status = self._process.wait()
+        finally:
+            self._timer.cancel()
+            self._process.kill()
 
 
 def _take(record: dict[str, Any], group: str, results: Results) -> bool:

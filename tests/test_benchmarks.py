@@ -379,7 +379,7 @@ def test_a_peer_that_kills_its_process_costs_its_own_figure_only(monkeypatch, tm
 def test_a_peer_that_hangs_is_stopped(monkeypatch, tmp_path):
     results = run_children(monkeypatch, tmp_path, [("first", "work"), ("bad", "hang")], seconds=3.0)
     assert [one.get("failed") for one in results.measurements] == [None, "out of time"]
-    assert results.groups["triton"]["failed"] == "stopped: out of time"
+    assert results.groups["triton"]["failed"] == "out of time"
 
 
 def test_a_child_that_cannot_start_is_reported_once(monkeypatch, tmp_path):
