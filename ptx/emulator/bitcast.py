@@ -61,6 +61,26 @@ def fma64(typingctx, a, b, c):
     return types.float64(types.float64, types.float64, types.float64), codegen
 
 
+@intrinsic
+def popcount(typingctx, value):
+    """Number of ones of an int64 or uint64, as int64."""
+
+    def codegen(context, builder, signature, args):
+        return builder.ctpop(args[0])
+
+    return types.int64(value), codegen
+
+
+@intrinsic
+def exp2(typingctx, value):
+    """2**value in float64 (libm)."""
+
+    def codegen(context, builder, signature, args):
+        return builder.call(builder.module.declare_intrinsic("llvm.exp2", [_F64]), args)
+
+    return types.float64(types.float64), codegen
+
+
 def _load(bits):
     @intrinsic
     def load(typingctx, address):

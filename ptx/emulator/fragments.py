@@ -10,22 +10,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from .bitcast import U0, U1
+from .bitcast import popcount as count_lanes
 from .jit import compiled, inlined
 from .layout import (
     B_ARRIVED, B_WARPS, C_ALIVE, FR_BASE, FR_DEPTH, FR_LOCAL, FR_MASK, FR_PC, FR_RECORD, FR_STATE, FRAG_FREE,
     FRAG_MEMBERS, FRAG_READY, FRAG_RECONVERGE, FRAGMENTS, RC_MASK, RC_PARENT, RC_PC, RC_USED, RC_WAITING, RECORDS,
     W_ALIVE, W_CTA, W_CURRENT, W_FRAGMENTS, W_INDEX, W_STATUS, WARP_BLOCKED, WARP_DONE, WARP_READY,
 )
-
-
-@inlined
-def count_lanes(mask):
-    n = 0
-    while mask != 0:
-        mask &= mask - 1
-        n += 1
-    return n
 
 
 @inlined

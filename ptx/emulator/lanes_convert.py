@@ -7,10 +7,10 @@ import numpy as np
 from .bitcast import M16, M32, M64, U0, U1, U8, U16, U31, U32, U63, as_f32, as_f64, from_f32, from_f64, signed
 from .jit import inlined, unit
 from .numerics import (
-    CANONICAL_F32, RM, RN, RNA, RP, RZ, bf16_value, expand_ieee, f16_value, flush_f32, is_nan_f32, round_ieee,
-    round_magnitude,
+    CANONICAL_F32, RM, RN, RNA, RP, RZ, bf16_value, bfloat_from_single, expand_ieee, f16_value, flush_f32,
+    half_from_single, round_ieee, round_magnitude, single_from_half,
 )
-from .opcodes import CVT_FF, CVT_FI, CVT_IF, CVT_PACK_F, CVT_RS, CVT_UNPACK_F
+from .opcodes import CVT_FF, CVT_FI, CVT_IF, CVT_PACK_F, CVT_UNPACK_F
 
 #: formats
 (T_F16, T_BF16, T_F32, T_F64, T_TF32, T_E4M3, T_E5M2, T_E2M1, T_E2M3, T_E3M2, T_UE8M0) = range(11)
@@ -210,11 +210,47 @@ def convert_float(code, source, target, x, y):
     return encode(value, target, x & 15, y)
 
 
+@inlined
+def frequent_conversion(F, op, d, a, b, source, target, x, y, s, m):
+    """The conversions of inner loops, each in a loop of its own. Returns False for all others."""
+    if op == CVT_PACK_F and source == T_F32 and x == RN and y == 0 and target <= T_BF16:
+        for i in range(32):
+            if target == T_BF16:
+                r = (bfloat_from_single(F[a, i]) << U16) | bfloat_from_single(F[b, i])
+            else:
+                r = (half_from_single(F[a, i]) << U16) | half_from_single(F[b, i])
+            F[d, i] = r if (m >> np.uint64(i)) & U1 else F[d, i]
+        return True
+    if op == CVT_FF and source == T_F32 and x == RN and y == 0 and target <= T_BF16:
+        for i in range(32):
+            r = bfloat_from_single(F[a, i]) if target == T_BF16 else half_from_single(F[a, i])
+            F[d, i] = r if (m >> np.uint64(i)) & U1 else F[d, i]
+        return True
+    if op == CVT_FF and source == T_BF16 and target == T_F32 and x == RN and y == 0:
+        for i in range(32):
+            F[d, i] = (F[a, i] & M16) << U16 if (m >> np.uint64(i)) & U1 else F[d, i]
+        return True
+    if op == CVT_FF and source == T_F16 and target == T_F32 and x == RN and y == 0:
+        for i in range(32):
+            r = single_from_half(F[a, i] & M16)
+            r = CANONICAL_F32 if r & np.uint64(0x7FFFFFFF) > np.uint64(0x7F800000) else r
+            F[d, i] = r if (m >> np.uint64(i)) & U1 else F[d, i]
+        return True
+    if op == CVT_IF and target == T_F32 and x == RN and y & C_SAT == 0 and s >= U32:
+        for i in range(32):
+            value = signed(F[a, i], s) if y & C_SIGNED else np.int64((F[a, i] << s) >> s)
+            F[d, i] = from_f32(np.float32(value)) if (m >> np.uint64(i)) & U1 else F[d, i]
+        return True
+    return False
+
+
 @unit("void", "U2 i i i i i i i i i u u u")
 def convert_lanes(F, op, d, a, b, c, e, x, y, z, w, s, m):
     """CONVERT family. z = source format | target format << 8 | integer width << 16; x rounding, y C_* bits."""
     source, target, width = z & 0xFF, (z >> 8) & 0xFF, (z >> 16) & 0xFF
     mode = x & 15
+    if frequent_conversion(F, op, d, a, b, source, target, x, y, s, m):
+        return
     for i in range(32):
         if (m >> np.uint64(i)) & U1 == U0:
             continue

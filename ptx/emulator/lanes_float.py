@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from .bitcast import M64, U0, U1, U31, U63, as_f32, as_f64, fma32, fma64, from_f32, from_f64
+from .bitcast import U0, U1, U31, U63, as_f32, as_f64, exp2, fma32, fma64, from_f32, from_f64
 from .jit import inlined, unit
 from .numerics import (
     CANONICAL_F32, RM, RN, RP, RZ, flush_f32, is_nan_f32, is_nan_f64, round_f32, sum_to_odd,
@@ -252,7 +252,7 @@ def approximate_f32(op, u, v, y):
         u, v = flush_f32(u), flush_f32(v)
     x = np.float64(as_f32(u))
     if op == EX2:
-        r = 2.0**x if x > -200.0 else (0.0 if x == x else x)
+        r = exp2(x)
     elif op == LG2:
         if x == 0.0:
             r = -np.inf
@@ -373,5 +373,34 @@ def float_lanes(F, op, d, a, b, c, x, y, m):
             r = as_f32(F[a, i]) * as_f32(F[b, i])
             bits = CANONICAL_F32 if r != r else from_f32(r)
             F[d, i] = bits if (m >> np.uint64(i)) & U1 else F[d, i]
+    elif x == RN and y == F_FTZ and op == FFMA:
+        for i in range(32):
+            r = fma32(as_f32(flush_f32(F[a, i])), as_f32(flush_f32(F[b, i])), as_f32(flush_f32(F[c, i])))
+            bits = CANONICAL_F32 if r != r else flush_f32(from_f32(r))
+            F[d, i] = bits if (m >> np.uint64(i)) & U1 else F[d, i]
+    elif x == RN and y & ~F_SUBTRACT == F_FTZ and op == FADD:
+        flip = _SIGN32 if y & F_SUBTRACT else U0
+        for i in range(32):
+            r = as_f32(flush_f32(F[a, i])) + as_f32(flush_f32(F[b, i] ^ flip))
+            bits = CANONICAL_F32 if r != r else flush_f32(from_f32(r))
+            F[d, i] = bits if (m >> np.uint64(i)) & U1 else F[d, i]
+    elif x == RN and y == F_FTZ and op == FMUL:
+        for i in range(32):
+            r = as_f32(flush_f32(F[a, i])) * as_f32(flush_f32(F[b, i]))
+            bits = CANONICAL_F32 if r != r else flush_f32(from_f32(r))
+            F[d, i] = bits if (m >> np.uint64(i)) & U1 else F[d, i]
+    elif y & ~F_FTZ == 0 and (op == FMIN or op == FMAX):
+        for i in range(32):
+            u, v = F[a, i], F[b, i]
+            if y:
+                u, v = flush_f32(u), flush_f32(v)
+            # Order-preserving integers, so that -0 sorts below +0; a NaN gives way to the other operand.
+            p = ~u & np.uint64(0xFFFFFFFF) if u & _SIGN32 else u | _SIGN32
+            q = ~v & np.uint64(0xFFFFFFFF) if v & _SIGN32 else v | _SIGN32
+            r = u if (p < q) == (op == FMIN) else v
+            r = v if is_nan_f32(u) else r
+            r = u if is_nan_f32(v) else r
+            r = CANONICAL_F32 if is_nan_f32(r) else r
+            F[d, i] = r if (m >> np.uint64(i)) & U1 else F[d, i]
     else:
         float_single(F, op, d, a, b, c, x, y, m)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from .bitcast import M32, M64, U0, U1, U3, U5, U7, U8, U16, U31, U32, U63, signed
+from .bitcast import M32, M64, U0, U1, U3, U5, U7, U8, U16, U31, U32, U63, popcount, signed
 from .jit import inlined, unit
 from .opcodes import (
     ABS, ADD, ADD_SAT, ADDX2, AND, BFE, BFI, BFIND, BMSK, BREV, CLZ, CNOT, CVT_INT, CVT_PACK, DIV, DP2A, DP4A, FNS,
     LOP3, MAD24, MAD_HI, MAD_HI_SAT, MAD_LO, MAD_WIDE_S, MAD_WIDE_U, MAX_S, MAX_U, MAXX2, MIN_S, MIN_U, MINX2, MOV,
-    MUL24, MUL_HI, MUL_LO, MUL_WIDE_S, MUL_WIDE_U, NEG, NOT, OR, POPC, PRMT, REM, SAD, SELP, SEXT, SHF, SHL, SHR_S,
+    MUL24, MUL_HI, MUL_LO, MUL_WIDE_S, MUL_WIDE_U, NEG, NOT, OR, POPC, PRMT, PRMT_MODE, REM, SAD, SELP, SEXT, SHF, SHL, SHR_S,
     SHR_U, SLCT_F, SLCT_S, SUB, SUB_SAT, SZEXT, VIDEO, XOR,
 )
 
@@ -113,6 +113,17 @@ def integer_fast(F, op, d, a, b, c, w, s, m):
     elif op == SEXT:
         for i in range(32):
             F[d, i] = np.uint64(signed(F[a, i], s)) & w if (m >> np.uint64(i)) & U1 else F[d, i]
+    elif op == PRMT:
+        for i in range(32):
+            both, n = F[b, i] << U32 | F[a, i], F[c, i]
+            r = U0
+            for k in range(4):
+                j = np.uint64(k)
+                byte = (both >> (((n >> (j * U4)) & U7) * U8)) & np.uint64(0xFF)
+                # Bit 3 of a selector replicates the byte's sign.
+                sign = (U0 - (byte >> U7)) & np.uint64(0xFF)
+                r |= (sign if (n >> (j * U4)) & U8 else byte) << (j * U8)
+            F[d, i] = r if (m >> np.uint64(i)) & U1 else F[d, i]
     elif op == SLCT_S:
         for i in range(32):
             r = F[a, i] if np.int64(F[c, i] << U32) >= 0 else F[b, i]
@@ -183,14 +194,6 @@ def clamp_signed(v, s):
 
 
 @inlined
-def popcount(x):
-    x = x - ((x >> U1) & np.uint64(0x5555555555555555))
-    x = (x & np.uint64(0x3333333333333333)) + ((x >> U2) & np.uint64(0x3333333333333333))
-    x = (x + (x >> U4)) & np.uint64(0x0F0F0F0F0F0F0F0F)
-    return (x * np.uint64(0x0101010101010101)) >> np.uint64(56)
-
-
-@inlined
 def highest_bit(x):
     """Position of the most significant one, -1 for zero."""
     n = np.int64(-1)
@@ -207,31 +210,24 @@ def byte_of(x, y, index):
 
 @inlined
 def permute(x, y, selector, mode):
-    """prmt: mode 0 is the generic form, 1..6 are f4e b4e rc8 ecl ecr rc16 (PTX "prmt" tables)."""
+    """prmt with a mode: 1..6 are f4e b4e rc8 ecl ecr rc16 (PTX "prmt" tables)."""
     r = U0
+    n = selector & U3
     for k in range(4):
         j = np.uint64(k)
-        if mode == 0:
-            nibble = (selector >> (j * U4)) & U15
-            byte = byte_of(x, y, nibble & U7)
-            if nibble & U8:
-                byte = np.uint64(0xFF) if byte & np.uint64(0x80) else U0
+        if mode == 1:
+            index = n + j
+        elif mode == 2:
+            index = (n - j) & U7
+        elif mode == 3:
+            index = n
+        elif mode == 4:
+            index = max(n, j)
+        elif mode == 5:
+            index = min(n, j)
         else:
-            n = selector & U3
-            if mode == 1:
-                index = n + j
-            elif mode == 2:
-                index = (n - j) & U7
-            elif mode == 3:
-                index = n
-            elif mode == 4:
-                index = max(n, j)
-            elif mode == 5:
-                index = min(n, j)
-            else:
-                index = (n & U1) * U2 + (j & U1)
-            byte = byte_of(x, y, index)
-        r |= byte << (j * U8)
+            index = (n & U1) * U2 + (j & U1)
+        r |= byte_of(x, y, index) << (j * U8)
     return r
 
 
@@ -392,7 +388,7 @@ def integer_scalar(op, a, b, c, x, y, s):
             difference = a - b if a > b else b - a
         return c + difference
     if op == POPC:
-        return popcount(a)
+        return np.uint64(popcount(a))
     if op == CLZ:
         return np.uint64(np.int64(U63 - s) - highest_bit(a))
     if op == BFIND:
@@ -414,7 +410,7 @@ def integer_scalar(op, a, b, c, x, y, s):
         n = n & U31 if y & U1 else min(n, U32)
         both = (b << U32) | a
         return (both >> n) & M32 if x else ((both << n) >> U32) & M32
-    if op == PRMT:
+    if op == PRMT_MODE:
         return permute(a, b, c, np.int64(x))
     if op == CNOT:
         return U1 if a == U0 else U0

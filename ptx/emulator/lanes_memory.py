@@ -79,7 +79,8 @@ def resolve_lanes(F, A, C, W, G, T, OUT, slot, a, offset, space, size, writes, m
                 address &= _WINDOW - U1
             else:
                 where = SPACE_GLOBAL
-        if address % usize:
+        # Access sizes are powers of two.
+        if address & (usize - U1):
             return fault(OUT, F_ALIGN, i, address, where, 0)
         if where == SPACE_GLOBAL:
             if not (begin <= address and address + usize <= end):
@@ -174,13 +175,22 @@ def touch_shared(C, VC, K, OUT, cta, at, size, slot, pc, reads, writes, strong, 
     lines = (granules + 31) >> 5
     seen_line = -1
     crowded = False
+    write_base, read_base = C[cta, C_WRITE], C[cta, C_READ] + 8 * row * granules
+    whole = at & 3 == 0 and size & 3 == 0
+    safe = U0
     while granule <= last:
-        low, high = max(at, granule * 4) - granule * 4, min(at + size, granule * 4 + 4) - granule * 4
-        bits = ((U1 << np.uint64(high)) - U1) & ~((U1 << np.uint64(low)) - U1)
-        pointer = np.uint64(C[cta, C_WRITE] + 8 * granule)
+        bits = np.uint64(15)
+        low = 0
+        if not whole:
+            low, high = max(at, granule * 4) - granule * 4, min(at + size, granule * 4 + 4) - granule * 4
+            bits = ((U1 << np.uint64(high)) - U1) & ~((U1 << np.uint64(low)) - U1)
+        pointer = np.uint64(write_base + 8 * granule)
         cell = load64(pointer)
-        if cell != U0 and unordered(cell, bits, strong, slot, VC, K, True):
+        # Neighbouring cells mostly hold the same access, which was just found to be ordered.
+        if cell != U0 and cell >> np.uint64(24) != safe and unordered(cell, bits, strong, slot, VC, K, True):
             return fault(OUT, F_RACE_WRITE, lane, (C[cta, C_RANK] << RANK_SHIFT) + granule * 4 + low, cell, 0)
+        if cell & np.uint64(31) == np.uint64(15):
+            safe = cell >> np.uint64(24)
         line = granule >> 5
         if writes:
             if line != seen_line:
@@ -196,8 +206,8 @@ def touch_shared(C, VC, K, OUT, cta, at, size, slot, pc, reads, writes, strong, 
                 bits |= cell & np.uint64(15)
             store64(pointer, stamp | bits)
         elif reads:
-            pointer = np.uint64(C[cta, C_READ] + 8 * (row * granules + granule))
-            seen = load64(pointer)
+            pointer = np.uint64(read_base + 8 * granule)
+            seen = load64(pointer) if not whole else U0
             if np.int64(seen >> np.uint64(36)) == clock:
                 bits |= seen & np.uint64(15)
             store64(pointer, stamp | bits)
@@ -219,14 +229,22 @@ def touch_global(A, VC, K, OUT, allocation, at, size, slot, pc, reads, writes, s
         np.uint64(pc) << np.uint64(5))
     if strong:
         stamp |= np.uint64(16)
+    write_base, read_base = A[allocation, A_WRITE], A[allocation, A_READ]
+    whole = at & 3 == 0 and size & 3 == 0
+    safe = U0
     while granule <= last:
-        low, high = max(at, granule * 4) - granule * 4, min(at + size, granule * 4 + 4) - granule * 4
-        bits = ((U1 << np.uint64(high)) - U1) & ~((U1 << np.uint64(low)) - U1)
-        pointer = np.uint64(A[allocation, A_WRITE] + 8 * granule)
+        bits = np.uint64(15)
+        low = 0
+        if not whole:
+            low, high = max(at, granule * 4) - granule * 4, min(at + size, granule * 4 + 4) - granule * 4
+            bits = ((U1 << np.uint64(high)) - U1) & ~((U1 << np.uint64(low)) - U1)
+        pointer = np.uint64(write_base + 8 * granule)
         cell = load64(pointer)
-        if cell != U0 and unordered(cell, bits, strong, slot, VC, K, False):
+        if cell != U0 and cell >> np.uint64(24) != safe and unordered(cell, bits, strong, slot, VC, K, False):
             return fault(OUT, F_RACE_WRITE, lane, A[allocation, A_BEGIN] + granule * 4 + low, cell, 0)
-        read_pointer = np.uint64(A[allocation, A_READ] + 8 * granule)
+        if cell & np.uint64(31) == np.uint64(15):
+            safe = cell >> np.uint64(24)
+        read_pointer = np.uint64(read_base + 8 * granule)
         seen = load64(read_pointer)
         if writes:
             if seen != U0 and unordered(seen, bits, strong, slot, VC, K, False):
@@ -270,6 +288,34 @@ def check_lanes(A, C, G, VC, K, T, OUT, slot, pc, size, reads, writes, strong, m
     """Initialisation and race checks of resolved lanes, and marking of what a store initialises."""
     races, shared_races = G[G_CHECK_RACES] != 0, G[G_CHECK_SHARED_RACES] != 0
     initial = G[G_CHECK_UNINITIALISED] != 0
+    if T[2, 0] != _LOCAL_OWNER and consecutive(T, size, m):
+        # One contiguous piece: check it at once. The lane of a fault is the one whose bytes it names.
+        at = np.int64(T[1, 0])
+        if T[2, 0] < _LOCAL_OWNER:
+            cta = np.int64(T[2, 0])
+            code = 0
+            if initial:
+                pointer = np.uint64(C[cta, C_INIT] + at)
+                if reads and not all_initialised(pointer, 32 * size):
+                    code = -1
+                elif writes:
+                    set_initialised(pointer, 32 * size)
+            if code == 0 and shared_races:
+                code = touch_shared(C, VC, K, OUT, cta, at, 32 * size, slot, pc, reads, writes, strong, 0)
+                if code > 0:
+                    OUT[OUT_LANE] = ((OUT[OUT_ADDRESS] & OFFSET_MASK) - at) // size
+            if code >= 0:
+                return code
+        elif races:
+            allocation = np.int64(T[2, 0] - _GLOBAL_OWNER)
+            if A[allocation, A_WRITE] == 0:
+                return 0
+            code = touch_global(A, VC, K, OUT, allocation, at, 32 * size, slot, pc, reads, writes, strong, 0)
+            if code:
+                OUT[OUT_LANE] = (OUT[OUT_ADDRESS] - A[allocation, A_BEGIN] - at) // size
+            return code
+        else:
+            return 0
     for i in range(32):
         if (m >> np.uint64(i)) & U1 == U0:
             continue
@@ -358,35 +404,45 @@ def atomic_lanes(F, V, T, base, d, b, c, count, size, op, kind, m):
 
 
 @inlined
+def consecutive(T, size, m):
+    """True when a full warp touches one contiguous piece in lane order."""
+    if m != np.uint64(0xFFFFFFFF):
+        return False
+    for i in range(31):
+        if T[1, i + 1] - T[1, i] != np.uint64(size) or T[2, i + 1] != T[2, i]:
+            return False
+    return True
+
+
+@inlined
 def bank_wavefronts(T, size, m):
-    """Shared-memory passes of one warp access: 32 four-byte banks; 8-byte lanes go in halves, 16-byte in quarters."""
+    """Shared-memory passes of one warp access: 32 four-byte banks; 8-byte lanes go in halves, 16-byte in quarters.
+
+    T[3] serves as the 32 bank counters. Lanes that touch the same word share it.
+    """
     group = 32 if size <= 4 else (16 if size == 8 else 8)
     words = max(size >> 2, 1)
     total = 0
     for start in range(0, 32, group):
-        worst = 0
+        for bank in range(32):
+            T[3, bank] = U0
+        worst = U0
         for i in range(start, start + group):
             if (m >> np.uint64(i)) & U1 == U0:
                 continue
+            first = T[1, i] >> np.uint64(2)
             for k in range(words):
-                word = (T[1, i] >> np.uint64(2)) + np.uint64(k)
-                degree = 1
-                # Lanes that read the same word share it; distinct words of one bank take a pass each.
-                for j in range(start, i):
-                    if (m >> np.uint64(j)) & U1 == U0:
-                        continue
-                    for q in range(words):
-                        other = (T[1, j] >> np.uint64(2)) + np.uint64(q)
-                        if other != word and (other - word) & np.uint64(31) == U0:
-                            repeated = False
-                            for r in range(start, j):
-                                if (m >> np.uint64(r)) & U1 != U0 and other - (T[1, r] >> np.uint64(2)) < np.uint64(words):
-                                    repeated = True
-                                    break
-                            if not repeated:
-                                degree += 1
-                worst = max(worst, degree)
-        total += worst
+                word = first + np.uint64(k)
+                shared = False
+                if T[3, word & np.uint64(31)]:
+                    for j in range(start, i):
+                        if (m >> np.uint64(j)) & U1 and word - (T[1, j] >> np.uint64(2)) < np.uint64(words):
+                            shared = True
+                            break
+                if not shared:
+                    T[3, word & np.uint64(31)] += U1
+                    worst = max(worst, T[3, word & np.uint64(31)])
+        total += np.int64(worst)
     return total
 
 
@@ -421,8 +477,8 @@ def memory_instruction(F, P, V, A, C, W, G, T, VC, VF, VP, K, SK, SV, OUT, slot,
         code = check_lanes(A, C, G, VC, K, T, OUT, slot, pc, total, op != ST, op != LD, strong, m)
         if code:
             return code
-    if G[G_BANKS] and T[2, first_lane(m)] < np.uint64(1 << 40):
-        OUT[OUT_MASK] = bank_wavefronts(T, total, m)
+    if G[G_BANKS] and T[2, first_lane(m)] < _LOCAL_OWNER:
+        OUT[OUT_MASK] = max(total >> 2, 1) if consecutive(T, total, m) else bank_wavefronts(T, total, m)
     if op == LD:
         load_lanes(F, V, T, base, P[pc, P_D], count, size, np.uint64(P[pc, P_S]), np.uint64(P[pc, P_W]), m)
     elif op == ST:

@@ -140,8 +140,55 @@ def expand_ieee(code, exponent_bits, mantissa_bits):
 
 
 @inlined
+def single_from_half(code):
+    """f32 bits of an f16 code (exact; a NaN keeps its payload)."""
+    magnitude = code & np.uint64(0x7FFF)
+    sign = (code & np.uint64(0x8000)) << np.uint64(16)
+    if magnitude < np.uint64(0x0400):
+        # Subnormal: the field counts units of 2^-24, the last place of numbers in [0.5, 1).
+        return sign | from_f32(as_f32(magnitude | np.uint64(0x3F000000)) - np.float32(0.5))
+    bits = (magnitude << np.uint64(13)) + np.uint64(0x38000000)
+    if magnitude >= np.uint64(0x7C00):
+        bits += np.uint64(0x38000000)
+    return sign | bits
+
+
+@inlined
+def half_from_single(bits):
+    """f16 code of f32 bits, rounded to nearest even; NaN gives 0x7FFF."""
+    magnitude = bits & np.uint64(0x7FFFFFFF)
+    sign = (bits >> np.uint64(16)) & np.uint64(0x8000)
+    if magnitude > np.uint64(0x7F800000):
+        return np.uint64(0x7FFF)
+    if magnitude < np.uint64(0x38800000):
+        return sign | (from_f32(as_f32(magnitude) + np.float32(0.5)) - np.uint64(0x3F000000))
+    code = magnitude - np.uint64(0x38000000)
+    code = (code + np.uint64(0xFFF) + ((code >> np.uint64(13)) & U1)) >> np.uint64(13)
+    return sign | min(code, np.uint64(0x7C00))
+
+
+@inlined
+def bfloat_from_single(bits):
+    """bf16 code of f32 bits, rounded to nearest even; NaN gives 0x7FFF."""
+    if bits & np.uint64(0x7FFFFFFF) > np.uint64(0x7F800000):
+        return np.uint64(0x7FFF)
+    return (bits + np.uint64(0x7FFF) + ((bits >> np.uint64(16)) & U1)) >> np.uint64(16)
+
+
+@inlined
+def single_to_odd(x):
+    """f32 bits of a float64 rounded to odd at 24 bits, for |x| = 0 or >= 2^-120 (and NaN, which stays NaN)."""
+    bits = from_f64(x)
+    low = bits & np.uint64(0x1FFFFFFF)
+    bits &= ~np.uint64(0x1FFFFFFF)
+    if low != U0:
+        bits |= np.uint64(0x20000000)
+    return from_f32(np.float32(as_f64(bits)))
+
+
+@inlined
 def f16_value(code):
-    return expand_ieee(code, 5, 10)
+    return np.float64(as_f32(single_from_half(code)))
 
 
 @inlined

@@ -117,10 +117,14 @@ def minimum(b, ins):
         b.integer(O.MAX_S, 32, d, d, b.constant(0))
 
 
-@row("min max", "u16x2|s16x2", "d, a, b")
+@row("min max", "u16x2", "d, a, b")
+@row("min max", "relu? s16x2", "d, a, b")
 def minimum_pairs(b, ins):
-    b.integer(O.MINX2 if ins.name == "min" else O.MAXX2, 32, b.dest(ins.operands[0]),
-              *(b.value(o, "b32") for o in ins.operands[1:]), y=int(is_signed(kind_of(ins))))
+    d = b.dest(ins.operands[0])
+    b.integer(O.MINX2 if ins.name == "min" else O.MAXX2, 32, d, *(b.value(o, "b32") for o in ins.operands[1:]),
+              y=int(is_signed(kind_of(ins))))
+    if ins.has("relu"):
+        b.integer(O.MAXX2, 32, d, d, b.constant(0), y=1)
 
 
 @row("neg abs", "s16|s32|s64", "d, a")
@@ -245,7 +249,7 @@ def logic_three_predicate(b, ins):
 def permute(b, ins):
     modes = ("f4e", "b4e", "rc8", "ecl", "ecr", "rc16")
     mode = ins.one_of(*modes)
-    b.integer(O.PRMT, 32, b.dest(ins.operands[0]), *(b.value(o, "b32") for o in ins.operands[1:]),
+    b.integer(O.PRMT_MODE if mode else O.PRMT, 32, b.dest(ins.operands[0]), *(b.value(o, "b32") for o in ins.operands[1:]),
               x=1 + modes.index(mode) if mode else 0)
 
 
