@@ -334,8 +334,10 @@ def test_no_pages_and_no_table_columns(main_target):
 
 
 def test_lengths_at_the_ends_of_int32(main_target):
-    case = fixture(seqused=(2**31 - 1, -(2**31), -1), rows=[[0, 3], [0, 1], [0]], seqlen_q=1)
-    main_target.check(expect(case, "ends of int32", np.array([1.0, 0, 0])[:, None, None], [np.log(256), -np.inf, -np.inf]))
+    """Two query tokens, so that a 32-bit position would wrap around."""
+    case = fixture(seqused=(2**31 - 1, -(2**31), -1), rows=[[0, 3]] * 6, seqlen_q=2)
+    out = np.array([1.0, 1, 0, 0, 0, 0])[:, None, None]
+    main_target.check(expect(case, "ends of int32", out, [np.log(256)] * 2 + [-np.inf] * 4))
 
 
 def test_outputs_of_the_caller_are_used(target, rng):
