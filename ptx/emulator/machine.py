@@ -6,6 +6,7 @@ asynchronous work completes, and explains faults and deadlocks.
 
 from __future__ import annotations
 
+import bisect
 import random
 from collections import deque
 from collections.abc import Callable, Hashable
@@ -92,6 +93,7 @@ class _Task:
     stages: deque
     after: tuple
     label: str
+    start: int
 
 
 class Queue:
@@ -104,7 +106,8 @@ class Queue:
     def submit(self, agent: Agent, stages, after=(), label: str = "") -> Agent:
         """Queue callables to run one after the other at times of the schedule's choice, none before every agent in
         `after` is done. With schedule "eager" they run now if they may."""
-        self.tasks.append(_Task(agent, deque(stages), tuple(after), label or agent.label))
+        self.tasks.append(_Task(agent, deque(stages), tuple(after), label or agent.label,
+                                int(self.machine.G[L.G_CLOCK])))
         if self.machine.schedule == "eager":
             self.drain()
         elif self.machine.schedule == "random":
@@ -118,8 +121,12 @@ class Queue:
         """Run the next stage of a task."""
         task.stages.popleft()()
         if not task.stages:
-            task.agent.done = True
-            self.tasks.remove(task)
+            self.finish(task)
+
+    def finish(self, task: _Task) -> None:
+        task.agent.done = True
+        self.tasks.remove(task)
+        self.machine.note(task.agent.cta, task.label, task.start, "asynchronous", task.agent.instruction)
 
     def drain(self) -> None:
         """Run everything that may run."""
@@ -127,8 +134,7 @@ class Queue:
             for task in ready:
                 while task.stages:
                     task.stages.popleft()()
-                task.agent.done = True
-                self.tasks.remove(task)
+                self.finish(task)
 
     def force(self, agents) -> None:
         """Finish the given agents' work (and what it waits for) now."""
@@ -138,8 +144,7 @@ class Queue:
                 self.force(task.after)
                 while task.stages:
                     task.stages.popleft()()
-                agent.done = True
-                self.tasks.remove(task)
+                self.finish(task)
 
     def tick(self) -> bool:
         """One stage of one random ready task; False when there is none."""
@@ -330,6 +335,8 @@ class Machine:
                             "async": deque(range(self.generic_slots, self.slots))}
         self.trace_blocks: list[np.ndarray] = []
         self.notes: list[tuple] = []
+        self.sleep_start: dict[tuple[int, int], int] = {}
+        self.history: dict[int, list[tuple[int, int]]] = {}
         self.variables = variables
         self.build_arrays(parameters, instruction_limit, trace, seed)
         for hook in _LAUNCH_HOOKS:
@@ -406,7 +413,7 @@ class Machine:
         counts = [g // c for g, c in zip(self.grid, shape)]
         at = (number % counts[0], number // counts[0] % counts[1], number // (counts[0] * counts[1]))
         cluster: list[Cta] = []
-        if all(not cta for cta in self.ctas.values()):
+        if not self.ctas:
             active = {task.agent.slot for task in self.queue.tasks}
             for slot in range(self.warp_slots, self.slots):
                 if slot not in active:
@@ -419,6 +426,7 @@ class Machine:
             cta = Cta(self, first + rank, linear, rank, cluster, coordinates)
             cluster.append(cta)
             self.ctas[first + rank] = cta
+            self.history.setdefault(first + rank, []).append((int(self.G[L.G_CLOCK]), linear))
         for cta, rank in zip(cluster, range(size)):
             inner = (rank % shape[0], rank // shape[0] % shape[1], rank // (shape[0] * shape[1]))
             self.start_cta(cta, at, inner, counts)
@@ -516,9 +524,28 @@ class Machine:
         """Let every warp that sleeps on `key` run its instruction again."""
         for slot, fragment in self.sleepers.pop(key, ()):
             self.waits.pop((slot, fragment), None)
+            self.note_wait(slot, fragment)
             if self.FR[slot, fragment, L.FR_STATE] == L.FRAG_KEY:
                 self.FR[slot, fragment, L.FR_STATE] = L.FRAG_READY
                 self.W[slot, L.W_STATUS] = L.WARP_READY
+
+    def note(self, cta: Cta, row: str, start: int, kind: str, instruction) -> None:
+        """Add a span from `start` until now to the time line, if one is kept."""
+        if self.G[L.G_TRACE]:
+            self.notes.append((cta.index, row, start, int(self.G[L.G_CLOCK]), kind, instruction.text,
+                               str(instruction.source or "")))
+
+    def note_wait(self, slot: int, fragment: int) -> None:
+        start = self.sleep_start.pop((slot, fragment), None)
+        cta = self.ctas.get(int(self.W[slot, L.W_CTA]))
+        if start is not None and cta is not None:
+            instruction = self.decoded.instructions[int(self.FR[slot, fragment, L.FR_PC])]
+            self.note(cta, f"warp {slot % self.warps_per_cta}", start, "wait", instruction)
+
+    def cta_at(self, slot: int, time: int) -> int:
+        """Grid index of the CTA that was resident in a slot at a time of the trace."""
+        history = self.history[slot]
+        return history[max(bisect.bisect_right(history, (time, 1 << 62)) - 1, 0)][1]
 
     def on_cta_exit(self, hook: Callable) -> None:
         self.exit_hooks.append(hook)
@@ -670,6 +697,8 @@ class Machine:
         state[L.FR_STATE] = L.FRAG_KEY
         self.sleepers.setdefault(result.key, []).append((slot, fragment))
         self.waits[slot, fragment] = result
+        if self.G[L.G_TRACE]:
+            self.sleep_start[slot, fragment] = int(self.G[L.G_CLOCK])
 
     def disturb(self) -> None:
         """Sometimes let a try_wait return false early."""
