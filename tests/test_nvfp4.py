@@ -37,6 +37,12 @@ def test_e2m1_decodes_as_listed():
     assert np.signbit(nvfp4.decode_e2m1(np.array([8])))[0]
 
 
+@pytest.mark.parametrize("codes", [[0, 16], [-1, 3]])
+def test_codes_of_more_than_four_bits_are_refused(codes):
+    with pytest.raises(ValueError, match="codes: E2M1 codes lie in 0..15"):
+        nvfp4.decode_e2m1(np.array(codes))
+
+
 def test_e4m3_decodes_every_byte():
     np.testing.assert_array_equal(nvfp4.decode_e4m3(np.arange(256, dtype=np.uint8)), [e4m3_value(b) for b in range(256)])
 
@@ -86,6 +92,7 @@ def test_float32_conversions_agree_with_ml_dtypes(rng):
 def test_even_element_is_the_low_nibble():
     assert nvfp4.pack_e2m1(np.array([2, 4])).tolist() == [0x42]
     assert nvfp4.unpack_e2m1(np.array([0x42])).tolist() == [2, 4]
+    assert nvfp4.pack_e2m1(np.array([0xF2, 0x04])).tolist() == [0x42], "bits above a code do not reach its neighbour"
     with pytest.raises(ValueError, match="even number"):
         nvfp4.pack_e2m1(np.zeros(3, np.uint8))
 
@@ -132,6 +139,7 @@ def test_quantize_error_is_bounded_by_the_format(rng):
 def test_quantize_of_zeros_and_of_values_below_the_format():
     packed, scales = nvfp4.quantize(np.array([[0.0] * 16 + [1e-9, -1e-9] * 8]), 1.0)
     assert scales.tolist() == [[0, 0]] and not (packed & 0x77).any(), "a block without a scale holds zero codes"
+    assert nvfp4.unpack_e2m1(packed).tolist() == [[0] * 16 + [0, 8] * 8], "signs are kept"
     assert nvfp4.dequantize(packed, scales).tolist() == [[0.0] * 32]
 
 
@@ -180,6 +188,18 @@ def test_unswizzle_inverts_swizzle(rng):
     np.testing.assert_array_equal(nvfp4.unswizzle_v_scales(nvfp4.swizzle_v_scales(scales)), scales)
     np.testing.assert_array_equal(nvfp4.swizzle_v_scales(nvfp4.unswizzle_v_scales(scales)), scales)
     assert not np.array_equal(nvfp4.swizzle_v_scales(scales), nvfp4.unswizzle_v_scales(scales))
+
+
+def test_global_scale_is_not_rounded_to_float32():
+    """The block's largest value stands on a tie of E4M3, which a global scale rounded to float32 would not leave."""
+    values = np.zeros(16)
+    values[0] = 6 * (1 + 3 / 16)  # between the scales 1 + 1/8 and 1 + 2/8; the even one is the upper
+    scale_bytes = [nvfp4.quantize(values, 1 + sign * 2.0**-26)[1].tolist() for sign in (1, 0, -1)]
+    assert scale_bytes == [[0x39], [0x3A], [0x3A]]
+
+
+def test_positions_are_shared_and_so_cannot_be_written():
+    assert not nvfp4.v_scale_positions().flags.writeable
 
 
 def test_swizzle_needs_quads_of_tokens():

@@ -19,6 +19,11 @@ def test_page_map_of_four_heads():
     }
 
 
+def test_pools_begin_where_a_gpu_allocation_would():
+    pools = [empty_pool(1, 1, fill=i % 2) for i in range(20)]
+    assert all(pool.ctypes.data % 256 == 0 for pool in pools)
+
+
 @pytest.mark.parametrize("heads", [1, 2, 3, 4])
 def test_views_address_the_documented_bytes(heads, rng):
     pool = empty_pool(3, heads)
@@ -79,6 +84,7 @@ def test_views_of_a_torch_pool():
         (np.zeros(18432, np.uint8), 1, ValueError, "pool"),
         (np.zeros((2, 36864), np.uint8)[:, ::2], 1, ValueError, "dense"),
         (np.zeros((2, 2, 2, 128, 144), np.uint8)[..., :72], None, ValueError, "dense"),
+        (np.zeros((2, 3, 1, 128, 72), np.uint8)[:, ::2], None, ValueError, "dense"),
     ],
 )
 def test_pools_that_do_not_fit_are_refused(pool, heads, error, words):
@@ -90,6 +96,8 @@ def test_slots_follow_the_page_table():
     table = np.array([[7, 2, -1], [5, 0, 3]])
     assert slot_mapping(table, 0, np.array([0, 127, 128])).tolist() == [7 * 128, 7 * 128 + 127, 2 * 128]
     assert slot_mapping(table, np.array([0, 1]), np.array([1, 256])).tolist() == [7 * 128 + 1, 3 * 128]
+    with pytest.raises(ValueError, match="0..383.*got -1..5"):
+        slot_mapping(table, 0, np.array([5, -1]))
     with pytest.raises(ValueError, match="0..383"):
         slot_mapping(table, 0, np.array([384]))
 
@@ -148,9 +156,9 @@ def test_negative_slots_are_padding(rng):
     k = rng.normal(size=(3, 1, 128))
     k[1] = np.nan
     pool = empty_pool(1, 1)
-    write_tokens(pool_views(pool, 1), k, k, np.array([3, -1, 5]), k_global_scale=1.0, v_global_scale=1.0)
+    write_tokens(pool_views(pool, 1), k, k, np.array([0, -1, 5]), k_global_scale=1.0, v_global_scale=1.0)
     views = pool_views(pool, 1)
-    assert views.k[0, 0, [3, 5]].any(axis=-1).all() and not np.delete(views.k[0, 0], [3, 5], axis=0).any()
+    assert views.k[0, 0, [0, 5]].any(axis=-1).all() and not np.delete(views.k[0, 0], [0, 5], axis=0).any()
 
 
 def test_writer_fills_separate_allocations_and_float8_scales(rng):
@@ -201,6 +209,8 @@ def test_writer_refuses_views_it_cannot_write():
         write_tokens(views._replace(v=[1]), **arguments)
     with pytest.raises(ValueError, match="k_scale: shape"):
         write_tokens(views._replace(k_scale=views.k_scale[..., :4]), **arguments)
+    with pytest.raises(TypeError, match="k: .*uint8, got int8"):
+        write_tokens(views._replace(k=views.k.view(np.int8)), **arguments)
     frozen = views.v_scale.copy()
     frozen.setflags(write=False)
     with pytest.raises(ValueError, match="v_scale: .*read-only"):
