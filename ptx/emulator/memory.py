@@ -195,6 +195,18 @@ def unproxied_global(A, VC, OUT, allocation, at, size, slot, generic_slots):
 
 
 @compiled
+def record_global(A, VC, K, OUT, allocation, at, size, slot, pc, reads, writes, strong):
+    """touch_global for Python callers: helpers that are only inlined have no Python wrapper."""
+    return touch_global(A, VC, K, OUT, allocation, at, size, slot, pc, reads, writes, strong, 0)
+
+
+@compiled
+def record_shared(C, VC, K, OUT, cta, at, size, slot, pc, reads, writes, strong):
+    """touch_shared for Python callers."""
+    return touch_shared(C, VC, K, OUT, cta, at, size, slot, pc, reads, writes, strong, 0)
+
+
+@compiled
 def touch_many(C, VC, K, OUT, cta, offsets, size, slot, pc, reads, writes):
     """touch_shared for several separate pieces of equal size."""
     for k in range(offsets.shape[0]):
@@ -303,6 +315,9 @@ class Access:
     def _unproxied(self, agent, space: str, writes: bool) -> None:
         cell = int(self.out[L.OUT_AUX]) & 0xFFFFFFFFFFFFFFFF
         address = int(self.out[L.OUT_ADDRESS])
+        if cell >> L.CELL_CLOCK_SHIFT > self.machine.clocks.VC[agent.slot, cell >> L.CELL_SLOT_SHIFT & 0xFFF]:
+            # Not ordered at all: a fence alone would not help.
+            agent.race(self.out, f"{space} memory at {address:#x}", "write" if writes else "read")
         agent.fault("proxy", f"the async proxy {'over' if writes else ''}{'writes' if writes else 'reads'} {space} memory "
                     f"at {address:#x} whose last generic-proxy write ({self.machine.describe_cell(cell)}) is not "
                     "followed by fence.proxy.async", address=address)
@@ -361,8 +376,8 @@ class Access:
                                         machine.generic_slots)
                 if code:
                     self._unproxied(agent, "global", writes)
-            code = touch_global(machine.A, clocks.VC, clocks.K, self.out, at, address - begin, size, agent.slot,
-                                agent.pc, not writes, writes, False, 0)
+            code = record_global(machine.A, clocks.VC, clocks.K, self.out, at, address - begin, size, agent.slot,
+                                 agent.pc, not writes, writes, False)
             if code:
                 place = int(self.out[L.OUT_ADDRESS])
                 agent.race(self.out, f"{memory.describe(place)} ({place:#x})", "write" if writes else "read")
