@@ -60,7 +60,9 @@ class TorchArrays:
     def random_bytes(self, shape: tuple[int, int], seed: int) -> Any:
         generator = self._torch.Generator(device=self.device)
         generator.manual_seed(seed)
-        return self._torch.randint(0, 256, shape, dtype=self._torch.uint8, device=self.device, generator=generator)
+        return self._torch.randint(
+            0, 256, shape, dtype=self._torch.uint8, device=self.device, generator=generator
+        )
 
     def poison(self, array: Any) -> None:
         array.view(self._torch.uint8).fill_(0xFF)
@@ -119,14 +121,17 @@ _LIBRARIES = {"torch": TorchArrays, "cupy": CupyArrays}
 
 
 def require(wanted: str | None = None) -> str:
-    """The name of the library to use: `wanted`, or torch or CuPy, the first installed. Raises ModuleNotFoundError."""
+    """The name of the library to use: `wanted`, or torch or CuPy, the first installed. Raises
+    ModuleNotFoundError.
+    """
     for name in (wanted,) if wanted else _LIBRARIES:
         if importlib.util.find_spec(name) is not None:
             return name
     raise ModuleNotFoundError(
         f"{wanted} is not installed"
         if wanted
-        else "neither torch nor CuPy is installed, and one of them must hold the arrays: pip install torch, or cupy-cuda13x"
+        else "neither torch nor CuPy is installed, and one of them must hold the arrays: "
+        "pip install torch, or cupy-cuda13x"
     )
 
 

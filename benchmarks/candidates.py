@@ -1,7 +1,7 @@
 """What can be timed: the form every contender takes, and the two that need nothing but this package.
 
-A candidate offers variants (launch settings) for a row; each is tried briefly on one step and the best one is timed on
-all. A prepared step is already captured: calling `replay` enqueues it on the bench's stream.
+A candidate offers variants (launch settings) for a row; each is tried briefly on one step and the best one is
+timed on all. A prepared step is already captured: calling `replay` enqueues it on the bench's stream.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class Prepared:
 
     replay: Callable[[], None]
     out: Any = None
-    """Dense bfloat16 or float16 whose elements are [tokens, num_q_heads, 128]; None for a candidate without a result."""
+    """Dense bfloat16 or float16 whose elements are [tokens, num_q_heads, 128]; None for a candidate without a
+    result.
+    """
     lse: Any = None
     """Dense float32 [tokens, num_q_heads]; times `lse_scale` it is the natural logarithm."""
     lse_scale: float = 1.0
@@ -75,12 +77,26 @@ class Ours:
 
         def prepare(step: Step) -> Prepared:
             runner = prepare_msa_nvfp4_sparse_decode(
-                step.q, workload.views.k, workload.views.v, step.q2k_indices,
-                k_scale=workload.views.k_scale, v_scale=workload.views.v_scale,
-                page_table=step.page_table, seqused_k=step.seqused_k, k_global_scale=1.0, v_global_scale=1.0,
-                seqlen_q=row.seqlen_q, bf16_as_uint16=arrays.bf16_as_uint16,
+                step.q,
+                workload.views.k,
+                workload.views.v,
+                step.q2k_indices,
+                k_scale=workload.views.k_scale,
+                v_scale=workload.views.v_scale,
+                page_table=step.page_table,
+                seqused_k=step.seqused_k,
+                k_global_scale=1.0,
+                v_global_scale=1.0,
+                seqlen_q=row.seqlen_q,
+                bf16_as_uint16=arrays.bf16_as_uint16,
             )
             description = f"{runner.program}, splits={runner.splits}"
-            return Prepared(bench.stopwatch.capture(runner.launch), runner.out, runner.lse, description=description, keep=runner)
+            return Prepared(
+                bench.stopwatch.capture(runner.launch),
+                runner.out,
+                runner.lse,
+                description=description,
+                keep=runner,
+            )
 
         return {"": prepare}

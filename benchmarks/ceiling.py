@@ -1,8 +1,9 @@
 """The page-streaming ceiling: kernels that read the selected pages and do nothing else.
 
-Register loads and bulk copies, each over a small sweep of shapes and grids. The time of the better one is what a decode
-program is held against: it bounds from below what any program that reads these pages once as listed can take. `distinct`
-is the same with every tile read once, the bound for a program that decodes a page once for all tokens that chose it.
+Register loads and bulk copies, each over a small sweep of shapes and grids. The time of the better one is
+what a decode program is held against: it bounds from below what any program that reads these pages once as
+listed can take. `distinct` is the same with every tile read once, the bound for a program that decodes a page
+once for all tokens that chose it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ _MOST_NUMBERS = 4096
 
 
 def register_source(threads: int, loads: int) -> str:
-    return load_source(_FOLDER / "stream_registers.cu", f"constexpr int kThreads = {threads};\nconstexpr int kLoads = {loads};\n")
+    return load_source(
+        _FOLDER / "stream_registers.cu",
+        f"constexpr int kThreads = {threads};\nconstexpr int kLoads = {loads};\n",
+    )
 
 
 def bulk_source(sides: int) -> str:
@@ -46,8 +50,12 @@ class _Ceiling:
     def __init__(self, distinct: bool) -> None:
         self._distinct = distinct
 
-    def _arguments(self, step: Step, workload: Workload, bench: Bench) -> tuple[object, int, list[np.generic]]:
-        """The tile list on the device (to be kept alive), its length, and the kernel arguments up to the heads."""
+    def _arguments(
+        self, step: Step, workload: Workload, bench: Bench
+    ) -> tuple[object, int, list[np.generic]]:
+        """The tile list on the device (to be kept alive), its length, and the kernel arguments up to the
+        heads.
+        """
         tiles = step.host.tile_list
         if self._distinct:
             tiles = np.unique(tiles)
@@ -77,15 +85,21 @@ class RegisterCeiling(_Ceiling):
                 grid = min(sms * per_sm, pieces)
                 if per_sm * threads <= _THREADS_PER_SM and grid not in seen:
                     seen.add(grid)
-                    found[f"{threads} threads x {loads} loads, {grid} CTAs"] = self._prepare(workload, bench, threads, loads, grid)
+                    found[f"{threads} threads x {loads} loads, {grid} CTAs"] = self._prepare(
+                        workload, bench, threads, loads, grid
+                    )
         return found
 
-    def _prepare(self, workload: Workload, bench: Bench, threads: int, loads: int, grid: int) -> Callable[[Step], Prepared]:
+    def _prepare(
+        self, workload: Workload, bench: Bench, threads: int, loads: int, grid: int
+    ) -> Callable[[Step], Prepared]:
         def prepare(step: Step) -> Prepared:
             listed, _, arguments = self._arguments(step, workload, bench)
             sink = bench.arrays.empty((1,), "int32")
             launch = bench.stopwatch.bind(
-                register_source(threads, loads), "stream_registers", Geometry(grid=grid, block=threads),
+                register_source(threads, loads),
+                "stream_registers",
+                Geometry(grid=grid, block=threads),
                 (*arguments, np.uint64(bench.arrays.pointer(sink))),
             )
             return Prepared(bench.stopwatch.capture(launch), keep=(listed, sink))
@@ -114,23 +128,32 @@ class BulkCeiling(_Ceiling):
                 if numbers > _MOST_NUMBERS:
                     continue
                 # 1 KiB of each CTA's shared memory is the system's.
-                room = min(facts.shared_bytes_per_multiprocessor // per_sm - 1024, facts.shared_bytes_per_block) - 4 * numbers
+                room = (
+                    min(facts.shared_bytes_per_multiprocessor // per_sm - 1024, facts.shared_bytes_per_block)
+                    - 4 * numbers
+                )
                 stages = min(_MOST_STAGES, numbers, room // (sides * TILE_BYTES // 2 + 8))
                 if stages >= 1 and (grid, stages) not in seen:
                     seen.add((grid, stages))
-                    found[f"{'whole' if sides == 2 else 'half'} tiles, {stages} stages, {grid} CTAs"] = self._prepare(
-                        workload, bench, sides, stages, grid
+                    found[f"{'whole' if sides == 2 else 'half'} tiles, {stages} stages, {grid} CTAs"] = (
+                        self._prepare(workload, bench, sides, stages, grid)
                     )
         return found
 
-    def _prepare(self, workload: Workload, bench: Bench, sides: int, stages: int, grid: int) -> Callable[[Step], Prepared]:
+    def _prepare(
+        self, workload: Workload, bench: Bench, sides: int, stages: int, grid: int
+    ) -> Callable[[Step], Prepared]:
         def prepare(step: Step) -> Prepared:
             listed, count, arguments = self._arguments(step, workload, bench)
             numbers = -(-count * 2 // sides // grid)
             geometry = Geometry(
-                grid=grid, block=32, shared_bytes=stages * (sides * TILE_BYTES // 2 + 8) + 4 * numbers,
+                grid=grid,
+                block=32,
+                shared_bytes=stages * (sides * TILE_BYTES // 2 + 8) + 4 * numbers,
             )
-            launch = bench.stopwatch.bind(bulk_source(sides), "stream_bulk", geometry, (*arguments, np.int32(stages)))
+            launch = bench.stopwatch.bind(
+                bulk_source(sides), "stream_bulk", geometry, (*arguments, np.int32(stages))
+            )
             return Prepared(bench.stopwatch.capture(launch), keep=listed)
 
         return prepare

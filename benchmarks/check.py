@@ -1,8 +1,8 @@
 """Are the timed results right? A sample of whole rows of every step, against the float64 oracle.
 
-The oracle works on host copies of the pages that the sampled rows select, and on the values that a candidate's cache
-holds: NVFP4 and bf16 caches hold the same (a product of an E2M1 and an E4M3 number has at most 6 significant bits), an
-fp8 cache those rounded to E4M3.
+The oracle works on host copies of the pages that the sampled rows select, and on the values that a
+candidate's cache holds: NVFP4 and bf16 caches hold the same (a product of an E2M1 and an E4M3 number has at
+most 6 significant bits), an fp8 cache those rounded to E4M3.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ import ml_dtypes
 import numpy as np
 
 from msa_cudacore import reference
-from msa_cudacore.transfer import to_numpy
 from msa_cudacore.nvfp4 import dequantize, unswizzle_v_scales
 from msa_cudacore.pool import HEAD_DIM, PAGE_SIZE, PoolViews
+from msa_cudacore.transfer import to_numpy
 
 from .workload import Step, Workload
 
 __all__ = ["Checked", "Oracle", "attend"]
 
 LARGEST_ERROR = 1e-2
-"""Relative L2 error, mean over the sampled rows, up to which a peer's result passes as the same function. bf16
-arithmetic gives 2e-3. Ours is held to the product's own bars instead, see :func:`msa_cudacore.reference.compare`."""
+"""Relative L2 error, mean over the sampled rows, up to which a peer's result passes as the same function.
+bf16 arithmetic gives 2e-3. Ours is held to the product's own bars instead, see
+:func:`msa_cudacore.reference.compare`."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,9 @@ class Oracle:
         self._samples: dict[str, list[_Sample]] = {}
 
     def check(self, results: list[tuple[Any, Any]], cache_format: str, *, ours: bool) -> Checked:
-        """Hold the (out, lse) of every step, in host or device memory, against the oracle; lse None is not looked at."""
+        """Hold the (out, lse) of every step, in host or device memory, against the oracle; lse None is not
+        looked at.
+        """
         values = "fp8" if cache_format == "fp8" else "exact"
         if values not in self._samples:
             self._samples[values] = [
@@ -102,7 +105,9 @@ def _as_floats(out: Any) -> np.ndarray:
     return host.view(ml_dtypes.bfloat16) if host.dtype == np.uint16 else host
 
 
-def _exact_rows(workload: Workload, step: Step, token: np.ndarray, values: str) -> tuple[np.ndarray, np.ndarray]:
+def _exact_rows(
+    workload: Workload, step: Step, token: np.ndarray, values: str
+) -> tuple[np.ndarray, np.ndarray]:
     """float64 (out [rows, Hq, 128], lse [rows, Hq]) of some tokens, each treated as a request of its own."""
     host = step.host
     heads = workload.row.num_kv_heads
@@ -121,7 +126,9 @@ def _exact_rows(workload: Workload, step: Step, token: np.ndarray, values: str) 
             ids = host.tiles[t, h]
             kept = ids >= 0
             at = np.searchsorted(wanted, ids[kept])
-            position = host.q2k_indices[h, t, kept].astype(np.int64)[:, None] * PAGE_SIZE + np.arange(PAGE_SIZE)
+            position = host.q2k_indices[h, t, kept].astype(np.int64)[:, None] * PAGE_SIZE + np.arange(
+                PAGE_SIZE
+            )
             mine = slice(h * group, (h + 1) * group)
             out[row, mine], lse[row, mine] = attend(
                 host.q[t, mine], keys[at], scores_values[at], position < host.visible[t]
@@ -143,9 +150,17 @@ def _decoded(
     table = host.page_table[token // workload.row.seqlen_q]
     small = PoolViews(*views)
     return reference.decode(
-        host.q[token], small.k, small.v, host.q2k_indices[:, token], k_scale=small.k_scale, v_scale=small.v_scale,
-        page_table=np.where(table < 0, -1, position[table]), seqused_k=host.visible[token],
-        k_global_scale=1.0, v_global_scale=1.0, seqlen_q=1,
+        host.q[token],
+        small.k,
+        small.v,
+        host.q2k_indices[:, token],
+        k_scale=small.k_scale,
+        v_scale=small.v_scale,
+        page_table=np.where(table < 0, -1, position[table]),
+        seqused_k=host.visible[token],
+        k_global_scale=1.0,
+        v_global_scale=1.0,
+        seqlen_q=1,
     )
 
 
@@ -158,11 +173,13 @@ def _rounded_to_e4m3(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
     return dequantize(codes, scales).astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
 
 
-def attend(q: np.ndarray, keys: np.ndarray, values: np.ndarray, visible: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def attend(
+    q: np.ndarray, keys: np.ndarray, values: np.ndarray, visible: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Softmax attention in float64.
 
-    q [group, 128]; keys and values [pages, 128, 128]; visible bool [pages, 128]. Gives out [group, 128] and the natural
-    logarithm of the sum of exp(q . k / sqrt(128)) [group].
+    q [group, 128]; keys and values [pages, 128, 128]; visible bool [pages, 128]. Gives out [group, 128] and
+    the natural logarithm of the sum of exp(q . k / sqrt(128)) [group].
     """
     keys, values = keys[visible], values[visible]
     scores = q.astype(np.float64) @ keys.T * HEAD_DIM**-0.5

@@ -21,25 +21,65 @@ _QUICK_SAMPLES = 30
 
 
 @click.command(name="bench")
-@click.option("--rows", "row_names", default=None, help="Comma-separated rows, or beginnings of their names; all when left out.")
-@click.option("--peers", "peer_names", default=None, help=f"Comma-separated peers, all or none: {', '.join(peers.ARRAYS)}.")
-@click.option("--output", type=click.Path(file_okay=False, path_type=Path), default=None,
-              help="Folder for JSON, table and plots; benchmarks/results/<gpu> here when left out.")
-@click.option("--samples", type=click.IntRange(min=5), default=None, help="Timed replays of each row; 100 when left out.")
+@click.option(
+    "--rows",
+    "row_names",
+    default=None,
+    help="Comma-separated rows, or beginnings of their names; all when left out.",
+)
+@click.option(
+    "--peers",
+    "peer_names",
+    default=None,
+    help=f"Comma-separated peers, all or none: {', '.join(peers.ARRAYS)}.",
+)
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=None,
+    help="Folder for JSON, table and plots; benchmarks/results/<gpu> here when left out.",
+)
+@click.option(
+    "--samples",
+    type=click.IntRange(min=5),
+    default=None,
+    help="Timed replays of each row; 100 when left out.",
+)
 @click.option("--device", type=click.IntRange(min=0), default=0, show_default=True, help="CUDA device.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Of the random pools and selections.")
-@click.option("--budget", type=click.FloatRange(min=30), default=900.0, show_default=True, help="Seconds for the whole run.")
-@click.option("--quick", is_flag=True, help=f"Three rows, {_QUICK_SAMPLES} replays, two steps, no peers unless named.")
-@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON instead of a table; write no files unless --output.")
+@click.option(
+    "--budget",
+    type=click.FloatRange(min=30),
+    default=900.0,
+    show_default=True,
+    help="Seconds for the whole run.",
+)
+@click.option(
+    "--quick", is_flag=True, help=f"Three rows, {_QUICK_SAMPLES} replays, two steps, no peers unless named."
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print the results as JSON instead of a table; write no files unless --output.",
+)
 @click.option("--list", "listing", is_flag=True, help="List rows and peers, and exit; needs no GPU.")
 def command(
-    row_names: str | None, peer_names: str | None, output: Path | None, samples: int | None, device: int, seed: int,
-    budget: float, quick: bool, as_json: bool, listing: bool,
+    row_names: str | None,
+    peer_names: str | None,
+    output: Path | None,
+    samples: int | None,
+    device: int,
+    seed: int,
+    budget: float,
+    quick: bool,
+    as_json: bool,
+    listing: bool,
 ) -> None:
     """Measure every row on this GPU, against a page-streaming ceiling and the peers that are installed.
 
-    Each result is checked against the float64 oracle. Exit code 1: one of ours failed its check; 2: an error, such as no
-    GPU.
+    Each result is checked against the float64 oracle. Exit code 1: one of ours failed its check; 2: an error,
+    such as no GPU.
     """
     if listing:
         _list()
@@ -75,11 +115,18 @@ def _require_gpu(device: int) -> None:
 
     count = device_module.count()
     if device >= count:
-        seen = f"{count} CUDA device{'s are' if count != 1 else ' is'} visible" if count else "no CUDA device is visible"
+        seen = (
+            f"{count} CUDA device{'s are' if count != 1 else ' is'} visible"
+            if count
+            else "no CUDA device is visible"
+        )
         raise RuntimeError(f"bench needs a GPU: --device is {device} and {seen} (see msa-cudacore doctor)")
     capability = device_module.facts(device).compute_capability
     if capability < (8, 0):
-        raise RuntimeError(f"bench needs compute capability 8.0 or later; device {device} has {capability[0]}.{capability[1]}")
+        raise RuntimeError(
+            "bench needs compute capability 8.0 or later; "
+            f"device {device} has {capability[0]}.{capability[1]}"
+        )
     require()
 
 
@@ -102,7 +149,11 @@ def _measure(plan: Plan, output: Path | None, as_json: bool) -> None:
                 seen.add((group, row))
                 if not console.is_terminal and not as_json:
                     console.print(f"{group}: {row}")
-            bar.update(task, completed=len(seen), description=f"{'this package' if group == OWN_GROUP else group}, {what}")
+            bar.update(
+                task,
+                completed=len(seen),
+                description=f"{'this package' if group == OWN_GROUP else group}, {what}",
+            )
 
         results = run(plan, command=_spelled(plan), progress=progress)
 
@@ -134,7 +185,12 @@ def _spelled(plan: Plan) -> str:
         words += ["--rows", ",".join(row.name for row in plan.rows)]
     if plan.peers != default.peers:
         words += ["--peers", ",".join(plan.peers) or "none"]
-    for option, name in (("samples", "samples"), ("seed", "seed"), ("device", "device"), ("budget", "budget_seconds")):
+    for option, name in (
+        ("samples", "samples"),
+        ("seed", "seed"),
+        ("device", "device"),
+        ("budget", "budget_seconds"),
+    ):
         if getattr(plan, name) != getattr(default, name):
             words += [f"--{option}", f"{getattr(plan, name):g}"]
     return " ".join(words)
@@ -146,12 +202,20 @@ def _list() -> None:
 
     table = Table(title="Rows", title_justify="left")
     for heading in ("row", "kind", "items", "batch", "context", "seqlen_q", "heads", "B200 us"):
-        table.add_column(heading, justify="left" if heading in ("row", "kind") else "right", no_wrap=heading == "row")
+        table.add_column(
+            heading, justify="left" if heading in ("row", "kind") else "right", no_wrap=heading == "row"
+        )
     for row in ROWS:
         context = f"up to {row.kv_tokens:,}" if row.ragged else f"{row.kv_tokens:,}"
         table.add_row(
-            row.name, row.kind, str(row.items), str(row.batch), context, str(row.seqlen_q),
-            f"{row.num_q_heads}/{row.num_kv_heads}", "" if row.b200_us is None else f"{row.b200_us:.1f}",
+            row.name,
+            row.kind,
+            str(row.items),
+            str(row.batch),
+            context,
+            str(row.seqlen_q),
+            f"{row.num_q_heads}/{row.num_kv_heads}",
+            "" if row.b200_us is None else f"{row.b200_us:.1f}",
         )
     console = Console(highlight=False)
     console.print(table)

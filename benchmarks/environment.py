@@ -1,4 +1,6 @@
-"""What a result depends on besides the code: versions, the GPU with its driver and clocks, and the kernels' identity."""
+"""What a result depends on besides the code: versions, the GPU with its driver and clocks, and the kernels'
+identity.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,19 @@ import msa_cudacore
 __all__ = ["clocks", "kernel_identity", "machine", "versions"]
 
 _PACKAGES = (
-    "msa-cudacore", "cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc", "numpy", "ml-dtypes", "torch", "triton",
-    "cupy-cuda13x", "cupy-cuda12x", "flashinfer-python", "nvmath-python", "nvidia-cublas",
+    "msa-cudacore",
+    "cuda-core",
+    "cuda-bindings",
+    "nvidia-cuda-nvrtc",
+    "numpy",
+    "ml-dtypes",
+    "torch",
+    "triton",
+    "cupy-cuda13x",
+    "cupy-cuda12x",
+    "flashinfer-python",
+    "nvmath-python",
+    "nvidia-cublas",
 )
 
 
@@ -36,14 +49,17 @@ def kernel_identity() -> str:
 
     digest = hashlib.sha256()
     for path in sorted(
-        [*root.rglob("*.cu"), *root.rglob("*.cuh"), *INCLUDE_DIR.rglob("*.cuh")], key=lambda path: (path.name, str(path))
+        [*root.rglob("*.cu"), *root.rglob("*.cuh"), *INCLUDE_DIR.rglob("*.cuh")],
+        key=lambda path: (path.name, str(path)),
     ):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
 def machine(ordinal: int) -> dict[str, Any]:
-    """The GPU, its driver and its sizes. Raises :class:`msa_cudacore.DriverUnavailable` where there is none."""
+    """The GPU, its driver and its sizes. Raises :class:`msa_cudacore.DriverUnavailable` where there is
+    none.
+    """
     from cuda.bindings import driver
 
     from msa_cudacore.launch import device as device_module

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,12 @@ _TOKEN_BYTES = {"nvfp4": 144, "fp8": 256, "bf16": 512}
 """K and V of one token and head, by cache format."""
 _FLOPS_PER_QUERY_AND_KEY = 4 * 128
 """Two products of 128 multiply-adds each."""
-_DENSE_BF16_TFLOPS = {"NVIDIA H200": 989.0, "NVIDIA H100 80GB HBM3": 989.0, "NVIDIA A100-SXM4-80GB": 312.0, "NVIDIA B200": 2250.0}
+_DENSE_BF16_TFLOPS = {
+    "NVIDIA H200": 989.0,
+    "NVIDIA H100 80GB HBM3": 989.0,
+    "NVIDIA A100-SXM4-80GB": 312.0,
+    "NVIDIA B200": 2250.0,
+}
 """Vendor's data sheets; the roofline's flat part is left out for other parts."""
 _MARKERS = "osD^vP*X<>hd"
 
@@ -29,7 +35,9 @@ def draw(results: dict[str, Any], folder: Path) -> list[Path]:
     # Text stays text, and file contents depend on the results alone.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "msa_cudacore", "font.size": 9}):
         for name, figure in (
-            ("time", _time(summaries, results)), ("fraction", _fraction(summaries, results)), ("roofline", _roofline(summaries, results)),
+            ("time", _time(summaries, results)),
+            ("fraction", _fraction(summaries, results)),
+            ("roofline", _roofline(summaries, results)),
         ):
             FigureCanvasAgg(figure)
             path = folder / f"{name}.svg"
@@ -51,19 +59,37 @@ def _time(summaries: list[Summary], results: dict[str, Any]) -> Figure:
     axes = figure.subplots()
     places = range(len(summaries))
     for number, (name, title) in enumerate(_candidates(summaries).items()):
-        points = [(s.median(name), place) for s, place in zip(summaries, places, strict=True) if s.median(name) is not None]
+        points = [
+            (s.median(name), place)
+            for s, place in zip(summaries, places, strict=True)
+            if s.median(name) is not None
+        ]
         if points:
             axes.plot(
-                *zip(*points, strict=True), linestyle="none", marker=_MARKERS[number % len(_MARKERS)], label=title,
-                markersize=8 if name == "ours" else 5, zorder=3 if name == "ours" else 2,
+                *zip(*points, strict=True),
+                linestyle="none",
+                marker=_MARKERS[number % len(_MARKERS)],
+                label=title,
+                markersize=8 if name == "ours" else 5,
+                zorder=3 if name == "ours" else 2,
             )
     for summary, place in zip(summaries, places, strict=True):
         if summary.ceiling is not None:
-            axes.plot([summary.ceiling] * 2, [place - 0.4, place + 0.4], color="black", linewidth=2,
-                      label="page-streaming ceiling" if place == 0 else None)
+            axes.plot(
+                [summary.ceiling] * 2,
+                [place - 0.4, place + 0.4],
+                color="black",
+                linewidth=2,
+                label="page-streaming ceiling" if place == 0 else None,
+            )
         if summary.median("floor") is not None:
-            axes.plot([summary.median("floor")] * 2, [place - 0.4, place + 0.4], color="grey", linewidth=1,
-                      label="empty kernel" if place == 0 else None)
+            axes.plot(
+                [summary.median("floor")] * 2,
+                [place - 0.4, place + 0.4],
+                color="grey",
+                linewidth=1,
+                label="empty kernel" if place == 0 else None,
+            )
     axes.set_xscale("log")
     axes.set_xlabel("microseconds of one decode step, cold L2 (logarithmic)")
     axes.set_yticks(list(places), [f"{s.row.name} ({s.row.items} items)" for s in summaries])
@@ -80,12 +106,25 @@ def _fraction(summaries: list[Summary], results: dict[str, Any]) -> Figure:
     for place, summary in enumerate(summaries):
         if summary.over_ceiling is None:
             continue
-        axes.barh(place, 1 / summary.over_ceiling, height=0.6, color="tab:blue", label="msa_cudacore" if place == 0 else None)
-        axes.plot([1 / summary.row.at_most] * 2, [place - 0.4, place + 0.4], color="tab:red", linewidth=2,
-                  label="target" if place == 0 else None)
+        axes.barh(
+            place,
+            1 / summary.over_ceiling,
+            height=0.6,
+            color="tab:blue",
+            label="msa_cudacore" if place == 0 else None,
+        )
+        axes.plot(
+            [1 / summary.row.at_most] * 2,
+            [place - 0.4, place + 0.4],
+            color="tab:red",
+            linewidth=2,
+            label="target" if place == 0 else None,
+        )
         best = min(summary.peers().values(), default=None)
         if best is not None and summary.ceiling is not None:
-            axes.plot(summary.ceiling / best, place, "kD", markersize=5, label="best peer" if place == 0 else None)
+            axes.plot(
+                summary.ceiling / best, place, "kD", markersize=5, label="best peer" if place == 0 else None
+            )
     axes.axvline(1.0, color="black", linewidth=1)
     axes.set_xlim(0, 1.1)
     axes.set_xlabel("page-streaming ceiling's time / time (1 = the ceiling)")
@@ -97,19 +136,21 @@ def _fraction(summaries: list[Summary], results: dict[str, Any]) -> Figure:
 
 
 def _roofline(summaries: list[Summary], results: dict[str, Any]) -> Figure:
-    """Arithmetic rate over arithmetic intensity, both without the launch's floor in time or masked keys in bytes."""
+    """Arithmetic rate over arithmetic intensity, both without the launch's floor in time or masked keys in
+    bytes.
+    """
     figure = Figure(figsize=(8, 5.5))
     axes = figure.subplots()
     read = results.get("linear_read")
     peak = _DENSE_BF16_TFLOPS.get(results["machine"]["gpu"])
     if read is not None:
         rate = read["linear_read_bytes"] / read["linear_read_us"] / 1e6
-        intensities = [4.0, 1000.0]
-        roof = [min(rate * x, peak or float("inf")) for x in (*intensities, (peak or 0) / rate)]
-        order = sorted(zip([*intensities, (peak or 0) / rate], roof, strict=True)) if peak else list(zip(intensities, roof))
-        axes.plot(*zip(*order, strict=True), color="black", label=f"linear read {rate:.2f} TB/s" + (
-            f", dense bf16 {peak:.0f} TFLOP/s (data sheet)" if peak else ""
-        ))
+        corners = [4.0, 1000.0] if peak is None else [4.0, peak / rate, 1000.0]
+        roof = [min(rate * intensity, peak or math.inf) for intensity in corners]
+        label = f"linear read {rate:.2f} TB/s"
+        if peak is not None:
+            label += f", dense bf16 {peak:.0f} TFLOP/s (data sheet)"
+        axes.plot(corners, roof, color="black", label=label)
     for number, (name, title) in enumerate(_candidates(summaries).items()):
         points = []
         for summary in summaries:
@@ -120,7 +161,13 @@ def _roofline(summaries: list[Summary], results: dict[str, Any]) -> Figure:
             moved = summary.bytes["attended"] * _TOKEN_BYTES[one["format"]]
             points.append((flops / moved, flops / one["median_us"] / 1e6))
         if points:
-            axes.plot(*zip(*points, strict=True), linestyle="none", marker=_MARKERS[number % len(_MARKERS)], label=title, alpha=0.7)
+            axes.plot(
+                *zip(*points, strict=True),
+                linestyle="none",
+                marker=_MARKERS[number % len(_MARKERS)],
+                label=title,
+                alpha=0.7,
+            )
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("FLOP for each byte of selected cache")

@@ -1,4 +1,6 @@
-"""Results as a Markdown table, a terminal table and files; works on the JSON form alone, so on saved results too."""
+"""Results as a Markdown table, a terminal table and files; works on the JSON form alone, so on saved results
+too.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ class Summary:
         self.bytes = results["rows"].get(row.name, {})
         mine = [one for one in results["measurements"] if one["row"] == row.name]
         self.timed = {one["candidate"]: one for one in mine if "median_us" in one}
-        self.missing = {one["candidate"]: one.get("skipped") or one["failed"] for one in mine if "median_us" not in one}
+        self.missing = {
+            one["candidate"]: one.get("skipped") or one["failed"] for one in mine if "median_us" not in one
+        }
 
     def median(self, candidate: str) -> float | None:
         one = self.timed.get(candidate)
@@ -34,7 +38,10 @@ class Summary:
     @property
     def ceiling(self) -> float | None:
         """The better of the two ways to stream the selected pages as listed."""
-        return min((us for us in map(self.median, ("ceiling_registers", "ceiling_bulk")) if us is not None), default=None)
+        return min(
+            (us for us in map(self.median, ("ceiling_registers", "ceiling_bulk")) if us is not None),
+            default=None,
+        )
 
     @property
     def distinct_ceiling(self) -> float | None:
@@ -81,16 +88,24 @@ def markdown(results: dict[str, Any]) -> str:
     lines = [
         f"# Benchmark on {machine['gpu']}",
         "",
-        f"`{results['command']}`, {results['date'][:10]}. Driver {machine['driver'] or 'unknown'}, NVRTC {machine['nvrtc']}, "
+        f"`{results['command']}`, {results['date'][:10]}. Driver {machine['driver'] or 'unknown'}, "
+        f"NVRTC {machine['nvrtc']}, "
         f"kernels {results['kernels_sha256'][:12]}, {_clocks(results)}.",
         "",
-        f"Median GPU time of one decode step in microseconds, {results['method']['samples']} CUDA graph replays over "
-        f"{results['method']['rotating_steps']} steps in turn, L2 cold. Every figure contains the empty kernel's (floor). The "
-        "ceiling reads the same pages and does nothing else; `distinct` reads a page once where several query tokens select it.",
+        "Median GPU time of one decode step in microseconds, "
+        f"{results['method']['samples']} CUDA graph replays over {results['method']['rotating_steps']} steps in "
+        "turn, L2 cold. Every figure contains the empty kernel's (floor). The ceiling reads the same pages and "
+        "does nothing else; `distinct` reads a page once where several query tokens select it.",
         "",
     ]
     lines += _table(_overview_headings(summaries), [_overview(summary) for summary in summaries])
-    lines += ["", "## Peers", "", "Same selected pages, best launch setting each; a dash where a peer did not run.", ""]
+    lines += [
+        "",
+        "## Peers",
+        "",
+        "Same selected pages, best launch setting each; a dash where a peer did not run.",
+        "",
+    ]
     names = _peer_names(results)
     if names:
         lines += _table(
@@ -99,11 +114,15 @@ def markdown(results: dict[str, Any]) -> str:
         )
     lines += ["", *_absent(results), "", "## Errors", ""]
     lines += [
-        "Relative L2 error of output rows against the float64 oracle, largest over the rows; the floor is the error of merely "
+        "Relative L2 error of output rows against the float64 oracle, largest over the rows; the floor is "
+        "the error of merely "
         "rounding the exact result to bfloat16.",
         "",
     ]
-    lines += _table(["candidate", "cache", "rows checked", "relative error", "floor", "worst row over its floor"], _errors(results))
+    lines += _table(
+        ["candidate", "cache", "rows checked", "relative error", "floor", "worst row over its floor"],
+        _errors(results),
+    )
     if "linear_read" in results:
         read = results["linear_read"]
         rate = read["linear_read_bytes"] / read["linear_read_us"] / 1e6
@@ -131,8 +150,19 @@ def _ratio(value: float | None) -> str:
 
 def _overview_headings(summaries: list[Summary]) -> list[str]:
     return [
-        "row", "items", "MB", "floor", "ceiling", "distinct", "ours", "p10 to p90", "ours / ceiling", "at most",
-        "best peer / ours", "best NVFP4 peer / ours", "B200 reference",
+        "row",
+        "items",
+        "MB",
+        "floor",
+        "ceiling",
+        "distinct",
+        "ours",
+        "p10 to p90",
+        "ours / ceiling",
+        "at most",
+        "best peer / ours",
+        "best NVFP4 peer / ours",
+        "B200 reference",
     ]
 
 
@@ -141,18 +171,28 @@ def _overview(summary: Summary) -> list[str]:
     any_peer = min(summary.peers().values(), default=None)
     nvfp4 = min(summary.peers("nvfp4").values(), default=None)
     return [
-        row.name, str(row.items), f"{summary.bytes.get('selected_bytes', 0) / 1e6:.1f}", _us(summary.median("floor")),
-        _us(summary.ceiling), _us(summary.distinct_ceiling), _us(summary.ours),
-        "-" if ours is None else f"{ours['p10_us']:.1f} to {ours['p90_us']:.1f}", _ratio(summary.over_ceiling),
-        _ratio(row.at_most), _ratio(any_peer / summary.ours if any_peer and summary.ours else None),
-        _ratio(nvfp4 / summary.ours if nvfp4 and summary.ours else None), _us(row.b200_us),
+        row.name,
+        str(row.items),
+        f"{summary.bytes.get('selected_bytes', 0) / 1e6:.1f}",
+        _us(summary.median("floor")),
+        _us(summary.ceiling),
+        _us(summary.distinct_ceiling),
+        _us(summary.ours),
+        "-" if ours is None else f"{ours['p10_us']:.1f} to {ours['p90_us']:.1f}",
+        _ratio(summary.over_ceiling),
+        _ratio(row.at_most),
+        _ratio(any_peer / summary.ours if any_peer and summary.ours else None),
+        _ratio(nvfp4 / summary.ours if nvfp4 and summary.ours else None),
+        _us(row.b200_us),
     ]
 
 
 def _peer_names(results: dict[str, Any]) -> dict[str, str]:
     """Peers that were timed on any row: name and title."""
     return {
-        one["candidate"]: one["title"] for one in results["measurements"] if one.get("kind") == "peer" and "median_us" in one
+        one["candidate"]: one["title"]
+        for one in results["measurements"]
+        if one.get("kind") == "peer" and "median_us" in one
     }
 
 
@@ -186,11 +226,16 @@ def _errors(results: dict[str, Any]) -> list[list[str]]:
     rows = []
     for name, ones in checked.items():
         checks = [one["check"] for one in ones]
-        rows.append([
-            name, ones[0]["format"], str(sum(check["rows"] for check in checks)),
-            f"{max(check['relative_error'] for check in checks):.2e}", f"{max(check['floor'] for check in checks):.2e}",
-            f"{max(check['worst_over_floor'] for check in checks):.2f}",
-        ])
+        rows.append(
+            [
+                name,
+                ones[0]["format"],
+                str(sum(check["rows"] for check in checks)),
+                f"{max(check['relative_error'] for check in checks):.2e}",
+                f"{max(check['floor'] for check in checks):.2e}",
+                f"{max(check['worst_over_floor'] for check in checks):.2f}",
+            ]
+        )
     return rows
 
 
@@ -208,14 +253,34 @@ def show(results: dict[str, Any]) -> None:
     if not console.is_terminal:
         console.width = 160
     summaries = summarize(results)
-    table = Table(title=f"{results['machine']['gpu']}: microseconds of one decode step, cold L2", title_justify="left")
-    for heading in ("row", "items", "floor", "ceiling", "ours", "ours / ceiling", "at most", "best peer", "best / ours"):
-        table.add_column(heading, justify="left" if heading in ("row", "best peer") else "right", no_wrap=heading == "row")
+    table = Table(
+        title=f"{results['machine']['gpu']}: microseconds of one decode step, cold L2", title_justify="left"
+    )
+    for heading in (
+        "row",
+        "items",
+        "floor",
+        "ceiling",
+        "ours",
+        "ours / ceiling",
+        "at most",
+        "best peer",
+        "best / ours",
+    ):
+        table.add_column(
+            heading, justify="left" if heading in ("row", "best peer") else "right", no_wrap=heading == "row"
+        )
     for s in summaries:
         best = min(s.peers().items(), key=lambda pair: pair[1], default=(None, None))
         table.add_row(
-            s.row.name, str(s.row.items), _us(s.median("floor")), _us(s.ceiling), _us(s.ours), _ratio(s.over_ceiling),
-            _ratio(s.row.at_most), "-" if best[0] is None else f"{best[0]} {best[1]:.1f}",
+            s.row.name,
+            str(s.row.items),
+            _us(s.median("floor")),
+            _us(s.ceiling),
+            _us(s.ours),
+            _ratio(s.over_ceiling),
+            _ratio(s.row.at_most),
+            "-" if best[0] is None else f"{best[0]} {best[1]:.1f}",
             _ratio(best[1] / s.ours if best[1] and s.ours else None),
         )
     console.print(table)
@@ -235,7 +300,9 @@ def _json(results: dict[str, Any]) -> str:
 
 
 def write(results: dict[str, Any], folder: Path) -> list[Path]:
-    """Write `results.json`, `table.md` and, where matplotlib is installed, the plots; returns what was written."""
+    """Write `results.json`, `table.md` and, where matplotlib is installed, the plots; returns what was
+    written.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     written = [folder / "results.json", folder / "table.md"]
     written[0].write_text(_json(results), encoding="utf-8")

@@ -1,7 +1,8 @@
 """What is measured: decode steps by name, and the selections, page tables and queries of each.
 
-The published rows are those of the reference program (flashinfer-ai/flashinfer, pull request 5875), whose authors give
-the GPU time of one launch on a B200 and a B300. Everything here is NumPy on the host; :mod:`.step` puts it on a device.
+The published rows are those of the reference program (flashinfer-ai/flashinfer, pull request 5875), whose
+authors give the GPU time of one launch on a B200 and a B300. Everything here is NumPy on the host;
+:mod:`.step` puts it on a device.
 """
 
 from __future__ import annotations
@@ -55,9 +56,13 @@ class Row:
 
     @property
     def lengths(self) -> np.ndarray:
-        """int64 [batch], KV tokens of each request; a ragged row's are drawn between a half and the whole of `kv_tokens`."""
+        """int64 [batch], KV tokens of each request; a ragged row's are drawn between a half and the whole of
+        `kv_tokens`.
+        """
         if self.ragged:
-            return np.random.default_rng(self.kv_tokens).integers(self.kv_tokens // 2, self.kv_tokens + 1, self.batch)
+            return np.random.default_rng(self.kv_tokens).integers(
+                self.kv_tokens // 2, self.kv_tokens + 1, self.batch
+            )
         return np.full(self.batch, self.kv_tokens)
 
     @property
@@ -66,14 +71,33 @@ class Row:
         return int((-(-self.lengths // PAGE_SIZE)).sum())
 
 
-def _row(name: str, kind: str, at_most: float, b200_us: float | None = None, b300_us: float | None = None) -> Row:
+def _row(
+    name: str, kind: str, at_most: float, b200_us: float | None = None, b300_us: float | None = None
+) -> Row:
     """Read the sizes off a row's name: tensor-parallel rank, batch, KV tokens and query tokens."""
     rank, batch, context, queries, *rest = name.split("_")
     heads, group = {"tp1": (4, 16), "tp2": (2, 16), "tp4": (1, 16), "tp8": (1, 8)}[rank]
-    tokens = {"kv257": 257, "kv8k": 8192, "kv16k": 16384, "kv64k": 65536, "kv100k": 100_000, "kv200k": 200_000, "kv1m": 1 << 20}
+    tokens = {
+        "kv257": 257,
+        "kv8k": 8192,
+        "kv16k": 16384,
+        "kv64k": 65536,
+        "kv100k": 100_000,
+        "kv200k": 200_000,
+        "kv1m": 1 << 20,
+    }
     return Row(
-        name, kind, int(batch[1:]), tokens[context], heads, group, int(queries[1:]), "ragged" in rest,
-        b200_us, b300_us, at_most,
+        name,
+        kind,
+        int(batch[1:]),
+        tokens[context],
+        heads,
+        group,
+        int(queries[1:]),
+        "ragged" in rest,
+        b200_us,
+        b300_us,
+        at_most,
     )
 
 
@@ -115,7 +139,9 @@ def find(names: str) -> tuple[Row, ...]:
         exact = [row for row in ROWS if row.name == name]
         matching = exact or [row for row in ROWS if row.name.startswith(name)]
         if not matching:
-            raise ValueError(f"no row is called, or begins with, {name!r}; there are {', '.join(row.name for row in ROWS)}")
+            raise ValueError(
+                f"no row is called, or begins with, {name!r}; there are {', '.join(row.name for row in ROWS)}"
+            )
         chosen.update((row.name, row) for row in matching)
     if not chosen:
         raise ValueError(f"no row is named in {names!r}")
@@ -139,7 +165,9 @@ class Selection:
 
     @property
     def tiles(self) -> np.ndarray:
-        """int64 [tokens, num_kv_heads, 16]: page * num_kv_heads + head of every selected page, -1 where there is none."""
+        """int64 [tokens, num_kv_heads, 16]: page * num_kv_heads + head of every selected page, -1 where there
+        is none.
+        """
         heads, tokens, _ = self.q2k_indices.shape
         ids = self.q2k_indices.transpose(1, 0, 2).astype(np.int64)
         request = np.arange(tokens) // (tokens // self.lengths.size)
@@ -182,5 +210,7 @@ def select_pages(row: Row, rng: np.random.Generator) -> Selection:
     indices = np.full((row.num_kv_heads, row.tokens, TOPK), -1, np.int32)
     indices[..., :count] = np.where(chosen == max_pages, -1, chosen)
 
-    q = rng.standard_normal((row.tokens, row.num_q_heads, HEAD_DIM), dtype=np.float32).astype(ml_dtypes.bfloat16)
+    q = rng.standard_normal((row.tokens, row.num_q_heads, HEAD_DIM), dtype=np.float32).astype(
+        ml_dtypes.bfloat16
+    )
     return Selection(lengths.astype(np.int32), page_table, indices, q, visible)

@@ -1,8 +1,8 @@
 """Runs groups of candidates in child processes, one after another, and gathers their records.
 
-Our program, the ceilings and the floor come first; then each peer. What a peer can compile without the GPU is compiled
-in the background meanwhile. A child that dies is restarted behind the candidate that killed it; one that is out of time
-is stopped.
+Our program, the ceilings and the floor come first; then each peer. What a peer can compile without the GPU is
+compiled in the background meanwhile. A child that dies is restarted behind the candidate that killed it; one
+that is out of time is stopped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ __all__ = ["Plan", "Results", "run"]
 
 _LOG_LINES = 12
 _LEAST_SECONDS = 20.0
-"""A peer that has less time than this is not started: importing and building the inputs alone would take it."""
+"""A peer that has less time than this is not started: importing and building the inputs alone would take
+it.
+"""
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,11 @@ def run(plan: Plan, *, command: str, progress: Progress) -> Results:
             "machine": environment.machine(plan.device),
             "versions": environment.versions(),
             "method": {
-                "samples": plan.samples, "rotating_steps": plan.steps, "checked_rows_per_step": plan.check_rows,
-                "seed": plan.seed, "timing": "CUDA graph replay between two events, L2 flushed by reading, median",
+                "samples": plan.samples,
+                "rotating_steps": plan.steps,
+                "checked_rows_per_step": plan.check_rows,
+                "seed": plan.seed,
+                "timing": "CUDA graph replay between two events, L2 flushed by reading, median",
             },
         }
     )
@@ -89,10 +94,14 @@ def run(plan: Plan, *, command: str, progress: Progress) -> Results:
         for number, group in enumerate(plan.peers):
             left = started + plan.budget_seconds - time.monotonic()
             if left < _LEAST_SECONDS:
-                results.groups[group] = {"skipped": f"out of time: {plan.budget_seconds:.0f} s for the whole run"}
+                results.groups[group] = {
+                    "skipped": f"out of time: {plan.budget_seconds:.0f} s for the whole run"
+                }
                 continue
             # Half again its even share of what is left: some groups are done sooner than others.
-            deadline = time.monotonic() + min(left, max(_LEAST_SECONDS, 1.5 * left / (len(plan.peers) - number)))
+            deadline = time.monotonic() + min(
+                left, max(_LEAST_SECONDS, 1.5 * left / (len(plan.peers) - number))
+            )
             progress(group, "waiting for its compilation")
             with contextlib.suppress(subprocess.TimeoutExpired):
                 builds[group].wait(max(0.0, deadline - time.monotonic() - _LEAST_SECONDS))
@@ -106,16 +115,42 @@ def run(plan: Plan, *, command: str, progress: Progress) -> Results:
 
 def _command(group: str, plan: Plan, finished: Sequence[str]) -> list[str]:
     return [
-        sys.executable, "-m", "msa_cudacore.benchmarks.worker", "--group", group,
-        "--rows", ",".join(row.name for row in plan.rows), "--device", str(plan.device), "--samples", str(plan.samples),
-        "--steps", str(plan.steps), "--check-rows", str(plan.check_rows), "--seed", str(plan.seed),
-        "--finished", ",".join(finished),
+        sys.executable,
+        "-m",
+        "msa_cudacore.benchmarks.worker",
+        "--group",
+        group,
+        "--rows",
+        ",".join(row.name for row in plan.rows),
+        "--device",
+        str(plan.device),
+        "--samples",
+        str(plan.samples),
+        "--steps",
+        str(plan.steps),
+        "--check-rows",
+        str(plan.check_rows),
+        "--seed",
+        str(plan.seed),
+        "--finished",
+        ",".join(finished),
     ]
 
 
 def _start_build(group: str) -> subprocess.Popen:
-    """Compile what a group needs, beside the measurements: what goes wrong comes up again when the group runs."""
-    command = [sys.executable, "-m", "msa_cudacore.benchmarks.worker", "--group", group, "--rows", "", "--build"]
+    """Compile what a group needs, beside the measurements: what goes wrong comes up again when the group
+    runs.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "msa_cudacore.benchmarks.worker",
+        "--group",
+        group,
+        "--rows",
+        "",
+        "--build",
+    ]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
@@ -129,7 +164,11 @@ def _run_group(group: str, plan: Plan, results: Results, deadline: float, progre
         child.read(group, results, finished, progress)
         if child.status == 0:
             break
-        end = "out of time" if child.late else f"its process ended with {child.status}: {' | '.join(child.log[-2:])[-250:]}"
+        end = (
+            "out of time"
+            if child.late
+            else f"its process ended with {child.status}: {' | '.join(child.log[-2:])[-250:]}"
+        )
         if child.current is not None:
             row, candidate = child.current
             results.measurements.append({"row": row, "candidate": candidate, "group": group, "failed": end})

@@ -1,10 +1,10 @@
 """GPU time of a captured launch, with caches cold: the one method by which everything here is timed.
 
-Before each sample a kernel reads a buffer of several times the L2 cache. Reading leaves clean lines; a buffer written
-instead would leave dirty ones, whose write-back the timed kernel would pay for. Consecutive samples replay different
-decode steps. Samples are taken in batches that the host has enqueued to the end before the GPU begins: submissions that
-arrive meanwhile were seen to add 1.5 us to a launch on an H200. What remains in every figure is the cost of an empty
-kernel's launch, which is timed alike and reported as the floor.
+Before each sample a kernel reads a buffer of several times the L2 cache. Reading leaves clean lines; a buffer
+written instead would leave dirty ones, whose write-back the timed kernel would pay for. Consecutive samples
+replay different decode steps. Samples are taken in batches that the host has enqueued to the end before the
+GPU begins: submissions that arrive meanwhile were seen to add 1.5 us to a launch on an H200. What remains in
+every figure is the cost of an empty kernel's launch, which is timed alike and reported as the floor.
 """
 
 from __future__ import annotations
@@ -27,11 +27,17 @@ __all__ = ["Stopwatch", "Timing"]
 _PROBE = Path(__file__).parent / "probe.cu"
 _READ_THREADS = 256
 _WARMUP_READS = 150
-"""Reads of the flush buffer ahead of a measurement, some 20 ms: an idle GPU takes milliseconds to raise its clocks."""
+"""Reads of the flush buffer ahead of a measurement, some 20 ms: an idle GPU takes milliseconds to raise its
+clocks.
+"""
 _BATCH = 25
-"""Samples enqueued at a time: 100 operations, well within the thousand or so that a stream holds before it blocks."""
+"""Samples enqueued at a time: 100 operations, well within the thousand or so that a stream holds before it
+blocks.
+"""
 _FIRST_HOLD = 10_000_000
-"""Cycles, some 5 ms, for which the stream is held while a batch is enqueued; raised where the host takes longer."""
+"""Cycles, some 5 ms, for which the stream is held while a batch is enqueued; raised where the host takes
+longer.
+"""
 _LONGEST_HOLD = 2_000_000_000
 
 
@@ -89,7 +95,9 @@ class Stopwatch:
 
     def bind(self, source: str, entry: str, geometry: Geometry, arguments: Sequence[np.generic]) -> Launch:
         """Compile and load an entry of one of our own sources, with its arguments."""
-        kernel = load(source, self.arch, entry, name=f"{entry}.cu", ordinal=self.facts.ordinal, geometry=geometry)
+        kernel = load(
+            source, self.arch, entry, name=f"{entry}.cu", ordinal=self.facts.ordinal, geometry=geometry
+        )
         return Launch(kernel, geometry, arguments, entry=entry)
 
     def empty_kernel(self) -> Callable[[], None]:
@@ -98,14 +106,18 @@ class Stopwatch:
         return self.capture(launch)
 
     def linear_read(self, size: int = 2 << 30, samples: int = 20) -> Timing:
-        """Time to read `size` contiguous bytes, far beyond the cache: the memory's rate without a page list."""
+        """Time to read `size` contiguous bytes, far beyond the cache: the memory's rate without a page
+        list.
+        """
         launch = self._reader(size)
         timing = self.time([self.capture(launch)], samples=samples)
         self._memories.pop().close(self.stream)
         return timing
 
     def capture(self, enqueue: Callable[[Any], Any]) -> Callable[[], None]:
-        """Capture what `enqueue` launches on the stream it is given; calling the result replays it on ours."""
+        """Capture what `enqueue` launches on the stream it is given; calling the result replays it on
+        ours.
+        """
         builder = self._device.create_graph_builder().begin_building()
         enqueue(builder)
         graph = builder.end_building().complete()
@@ -113,7 +125,9 @@ class Stopwatch:
         graph.upload(self.stream)
         return lambda: graph.launch(self.stream)
 
-    def time(self, replays: Sequence[Callable[[], None]], *, samples: int, idle_before: bool = True) -> Timing:
+    def time(
+        self, replays: Sequence[Callable[[], None]], *, samples: int, idle_before: bool = True
+    ) -> Timing:
         """Time `samples` replays, taking turns among `replays`.
 
         `idle_before` says that the GPU may have been idle and has to be kept busy for some time first.
@@ -135,7 +149,9 @@ class Stopwatch:
         return Timing(tuple(times))
 
     def _batch(self, replays: Sequence[Callable[[], None]], first: int, count: int) -> list[float] | None:
-        """Microseconds of `count` samples, the first of which has the number `first`; None if the GPU did not wait."""
+        """Microseconds of `count` samples, the first of which has the number `first`; None if the GPU did not
+        wait.
+        """
         self.stream.sync()
         arguments = (np.int64(self._hold),)
         self.bind(load_source(_PROBE), "hold", Geometry(grid=1, block=1), arguments)(self.stream)

@@ -1,7 +1,7 @@
 """Child process that measures one group of candidates over rows and prints one JSON record a line.
 
-Each group runs in a process of its own: a peer that faults loses its CUDA context, and one that hangs is killed, without
-harm to the figures of the others.
+Each group runs in a process of its own: a peer that faults loses its CUDA context, and one that hangs is
+killed, without harm to the figures of the others.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ _TRIAL_SAMPLES = 15
 
 
 def one_line(text: str, limit: int = 300) -> str:
-    """A message fit for a report: one line, and file names without the folders of the machine it comes from."""
+    """A message fit for a report: one line, and file names without the folders of the machine it comes
+    from.
+    """
     return re.sub(r"""(?<![\w.:/])/(?:[^\s:'"/]+/)+""", "", " ".join(text.split()))[:limit]
 
 
@@ -124,7 +126,12 @@ def _records(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def _row(
-    row: Row, options: argparse.Namespace, bench: Bench, arrays: Arrays, cached: dict[str, list[Candidate]], finished: set[str]
+    row: Row,
+    options: argparse.Namespace,
+    bench: Bench,
+    arrays: Arrays,
+    cached: dict[str, list[Candidate]],
+    finished: set[str],
 ) -> Iterator[dict[str, Any]]:
     started = time.monotonic()
     workload = build(row, arrays, steps=options.steps, seed=options.seed)
@@ -167,7 +174,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--check-rows", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--finished", default="", help="candidate@row pairs to leave out")
-    parser.add_argument("--build", action="store_true", help="compile what the group needs, without touching the GPU")
+    parser.add_argument(
+        "--build", action="store_true", help="compile what the group needs, without touching the GPU"
+    )
     options = parser.parse_args(arguments)
     if options.build:
         peers.build(options.group)

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from msa_cudacore.transfer import to_numpy
 from msa_cudacore.pool import PoolViews, page_bytes, pool_views
+from msa_cudacore.transfer import to_numpy
 
 from .arrays import Arrays
 from .rows import TILE_BYTES, Row, Selection, select_pages
@@ -31,8 +31,8 @@ class Step:
 class Workload:
     """The device side of a row.
 
-    Both global scales are 1. Codes are uniformly random and block scales lie between 0.25 and 0.47, which gives elements
-    and scores a standard deviation of about 1.
+    Both global scales are 1. Codes are uniformly random and block scales lie between 0.25 and 0.47, which
+    gives elements and scores a standard deviation of about 1.
     """
 
     row: Row
@@ -52,7 +52,9 @@ class Workload:
 
     @property
     def selected_bytes(self) -> int:
-        """Bytes of the pages that a step selects, counted as often as they are selected; mean over the steps."""
+        """Bytes of the pages that a step selects, counted as often as they are selected; mean over the
+        steps.
+        """
         return int(np.mean([step.host.tile_list.size for step in self.steps])) * TILE_BYTES
 
     @property
@@ -69,8 +71,8 @@ class Workload:
 def build(row: Row, arrays: Arrays, *, steps: int, seed: int) -> Workload:
     """Draw a row's pool on the device and `steps` decode steps on the host.
 
-    Every step has page table, selections and queries of its own, so that consecutive steps find nothing of each other
-    in a cache.
+    Every step has page table, selections and queries of its own, so that consecutive steps find nothing of
+    each other in a cache.
     """
     pool = arrays.random_bytes((row.num_pages, page_bytes(row.num_kv_heads)), seed)
     views = pool_views(pool, row.num_kv_heads)
@@ -83,7 +85,10 @@ def build(row: Row, arrays: Arrays, *, steps: int, seed: int) -> Workload:
     for _ in range(steps):
         host = select_pages(row, rng)
         drawn.append(
-            Step(host, *(arrays.put(part) for part in (host.q, host.q2k_indices, host.page_table, host.lengths)))
+            Step(
+                host,
+                *(arrays.put(part) for part in (host.q, host.q2k_indices, host.page_table, host.lengths)),
+            )
         )
     arrays.finish()
     return Workload(row, arrays, views, tuple(drawn))

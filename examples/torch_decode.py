@@ -14,7 +14,8 @@ q2k[:, :, 0] = 0
 runner = prepare_msa_nvfp4_sparse_decode(
     q, views.k, views.v, q2k, k_scale=views.k_scale, v_scale=views.v_scale,
     page_table=torch.arange(64, dtype=torch.int32, device=device).reshape(2, 32),
-    seqused_k=torch.tensor([100, 4000], dtype=torch.int32, device=device), k_global_scale=1.0, v_global_scale=1.0,
+    seqused_k=torch.tensor([100, 4000], dtype=torch.int32, device=device),
+    k_global_scale=1.0, v_global_scale=1.0,
 )  # fmt: skip
 if device == "cuda":
     graph = torch.cuda.CUDAGraph()

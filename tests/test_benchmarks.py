@@ -28,7 +28,8 @@ from msa_cudacore.ptx.source import load as load_source
 PUBLISHED_ITEMS = {
     # flashinfer-ai/flashinfer, pull request 5875: work items of each row.
     "tp1_b128_kv8k_q1": 512, "tp1_b32_kv64k_q1": 128, "tp1_b32_kv64k_q1_ragged": 128, "tp1_b16_kv64k_q1": 64,
-    "tp1_b8_kv100k_q1": 32, "tp1_b1_kv200k_q1": 4, "tp2_b64_kv16k_q1": 128, "tp4_b128_kv8k_q1": 128, "tp4_b1_kv1m_q1": 1,
+    "tp1_b8_kv100k_q1": 32, "tp1_b1_kv200k_q1": 4, "tp2_b64_kv16k_q1": 128, "tp4_b128_kv8k_q1": 128,
+    "tp4_b1_kv1m_q1": 1,
     "tp8_b128_kv64k_q1": 128, "tp1_b2_kv257_q1_tail": 8, "tp1_b32_kv8k_q2": 256, "tp1_b32_kv8k_q4": 512,
     "tp1_b32_kv8k_q8": 1024, "tp4_b32_kv64k_q8": 256, "tp1_b8_kv100k_q8": 256,
 }  # fmt: skip
@@ -74,8 +75,16 @@ def exact(workload):
     views = workload.views
     return [
         reference.decode(
-            step.q, views.k, views.v, step.q2k_indices, k_scale=views.k_scale, v_scale=views.v_scale,
-            page_table=step.page_table, seqused_k=step.seqused_k, k_global_scale=1.0, v_global_scale=1.0,
+            step.q,
+            views.k,
+            views.v,
+            step.q2k_indices,
+            k_scale=views.k_scale,
+            v_scale=views.v_scale,
+            page_table=step.page_table,
+            seqused_k=step.seqused_k,
+            k_global_scale=1.0,
+            v_global_scale=1.0,
             seqlen_q=workload.row.seqlen_q,
         )
         for step in workload.steps
@@ -164,7 +173,12 @@ def test_peers_are_held_to_the_values_that_their_cache_holds(small):
             for head in range(small.row.num_kv_heads):
                 keys, values = fp8_pages(small, one, t, head)
                 mine = slice(head * 16, head * 16 + 16)
-                out[t, mine] = attend(one.host.q[t, mine], keys, values, np.arange(keys.shape[0] * 128).reshape(-1, 128) < one.host.visible[t])[0]
+                out[t, mine] = attend(
+                    one.host.q[t, mine],
+                    keys,
+                    values,
+                    np.arange(keys.shape[0] * 128).reshape(-1, 128) < one.host.visible[t],
+                )[0]
         outs.append((reference.round_to_bf16(out), None))
     oracle = Oracle(small, rows=3, seed=2)
     assert oracle.check(outs, "fp8", ours=False).relative_error < 3e-3
@@ -173,7 +187,9 @@ def test_peers_are_held_to_the_values_that_their_cache_holds(small):
 
 
 def fp8_pages(workload, step, token, head):
-    """Keys and values of all six pages of a request, rounded to E4M3, by an independent spelling of the V swizzle."""
+    """Keys and values of all six pages of a request, rounded to E4M3, by an independent spelling of the V
+    swizzle.
+    """
     from msa_cudacore.nvfp4 import dequantize
 
     pages = step.host.page_table[token // workload.row.seqlen_q]
@@ -217,7 +233,11 @@ class FakeCandidate:
         def refuse(step):
             raise Unavailable("too wide")
 
-        return {"slow": lambda step: self.prepare(step, 9.0), "fast": lambda step: self.prepare(step, 4.0), "none": refuse}
+        return {
+            "slow": lambda step: self.prepare(step, 9.0),
+            "fast": lambda step: self.prepare(step, 4.0),
+            "none": refuse,
+        }
 
     def prepare(self, step, microseconds):
         out = np.zeros_like(step.q)
@@ -239,7 +259,9 @@ def test_the_fastest_variant_is_timed_on_every_step_and_checked(small, monkeypat
     assert record["configuration"] == "fast" and record["median_us"] == 4.0 and len(record["samples_us"]) == 7
     assert record["trials_us"] == {"slow": 9.0, "fast": 4.0} and record["refused"] == {"none": "too wide"}
     assert record["check"]["passed"] and record["check"]["largest_lse_error"] < 1e-5
-    spoiled = worker.measure(FakeCandidate(small, 1.02), small, bench, Oracle(small, rows=2, seed=1), samples=7)
+    spoiled = worker.measure(
+        FakeCandidate(small, 1.02), small, bench, Oracle(small, rows=2, seed=1), samples=7
+    )
     assert not spoiled["check"]["passed"]
 
 
@@ -249,7 +271,9 @@ def test_quantiles_of_a_timing():
 
 
 class FakeGpu:
-    """Enough of a stream and its events for the stopwatch: time is the number of operations enqueued so far."""
+    """Enough of a stream and its events for the stopwatch: time is the number of operations enqueued so
+    far.
+    """
 
     def __init__(self, enough):
         self.enough, self.held, self.now, self.events = enough, [], 0, []
@@ -321,7 +345,9 @@ def test_messages_in_a_report_name_no_folders(text, line):
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
 def test_ceilings_compile_without_spilling(arch):
     for threads, loads in ceiling.REGISTER_SHAPES:
-        used = compile_cubin(ceiling.register_source(threads, loads), arch, use_cache=False).resources()["stream_registers"]
+        used = compile_cubin(ceiling.register_source(threads, loads), arch, use_cache=False).resources()[
+            "stream_registers"
+        ]
         assert (used.stack_bytes, used.spill_store_bytes, used.spill_load_bytes) == (0, 0, 0)
     assert {"empty", "hold", "read_buffer"} <= set(
         compile_cubin(load_source(ceiling._FOLDER / "probe.cu"), arch, use_cache=False).resources()
@@ -361,10 +387,14 @@ def run_children(monkeypatch, tmp_path, acts, seconds=60.0):
     script = tmp_path / "child.py"
     script.write_text(textwrap.dedent(CHILD.format(mark=worker.RECORD, acts=acts)))
     monkeypatch.setattr(
-        run, "_command", lambda group, plan, finished: [sys.executable, str(script), "--finished", ",".join(finished)]
+        run,
+        "_command",
+        lambda group, plan, finished: [sys.executable, str(script), "--finished", ",".join(finished)],
     )
     results = run.Results(about={})
-    run._run_group("triton", run.Plan(rows=find("tp1_b1_")), results, run.time.monotonic() + seconds, lambda *_: None)
+    run._run_group(
+        "triton", run.Plan(rows=find("tp1_b1_")), results, run.time.monotonic() + seconds, lambda *_: None
+    )
     return results
 
 
@@ -383,9 +413,13 @@ def test_a_peer_that_hangs_is_stopped(monkeypatch, tmp_path):
 
 
 def test_a_child_that_cannot_start_is_reported_once(monkeypatch, tmp_path):
-    monkeypatch.setattr(run, "_command", lambda *_: [sys.executable, "-c", "raise SystemExit('no such thing')"])
+    monkeypatch.setattr(
+        run, "_command", lambda *_: [sys.executable, "-c", "raise SystemExit('no such thing')"]
+    )
     results = run.Results(about={})
-    run._run_group("torch", run.Plan(rows=find("tp1_b1_")), results, run.time.monotonic() + 60, lambda *_: None)
+    run._run_group(
+        "torch", run.Plan(rows=find("tp1_b1_")), results, run.time.monotonic() + 60, lambda *_: None
+    )
     assert "no such thing" in results.groups["torch"]["failed"] and results.measurements == []
 
 
@@ -410,13 +444,21 @@ def canned():
             "passed": passed, "rows": 8, "relative_error": 1.7e-3, "floor": 1.6e-3, "worst_over_floor": 1.1,
             "largest_lse_error": None, "problem": "" if passed else "out[0] is off",
         }  # fmt: skip
-        about = {"row": row, "candidate": candidate, "group": "own", "title": candidate, "format": cache_format, "kind": kind}
+        about = {
+            "row": row,
+            "candidate": candidate,
+            "group": "own",
+            "title": candidate,
+            "format": cache_format,
+            "kind": kind,
+        }
         figures = {"median_us": us, "p10_us": us - 0.1, "p90_us": us + 0.3, "samples_us": [us]}
         return about | figures | ({} if kind in ("floor", "ceiling") else {"check": check})
 
     big, late = "tp1_b32_kv8k_q8", "tp4_b1_kv1m_q1"
     return {
-        "command": "msa-cudacore bench", "date": "2026-11-30T06:00:00+00:00", "version": "0.1.0", "kernels_sha256": "ab" * 32,
+        "command": "msa-cudacore bench", "date": "2026-11-30T06:00:00+00:00", "version": "0.1.0",
+        "kernels_sha256": "ab" * 32,
         "machine": {
             "gpu": "NVIDIA H200", "compute_capability": [9, 0], "multiprocessors": 132, "l2_bytes": 60 << 20,
             "driver": "580.1", "cuda_driver_api": 13000, "nvrtc": "13.5", "platform": "Linux",
@@ -435,7 +477,8 @@ def canned():
             timed(big, "triton_nvfp4", "peer", 300.0), timed(late, "floor", "floor", 4.1, "none"),
             timed(late, "ceiling_registers", "ceiling", 5.6), timed(late, "ours", "ours", 8.4),
             timed(late, "triton_nvfp4", "peer", 7.0, passed=False),
-            {"row": late, "candidate": "torch_sdpa_bf16", "group": "torch", "title": "t", "format": "bf16", "kind": "peer",
+            {"row": late, "candidate": "torch_sdpa_bf16", "group": "torch", "title": "t", "format": "bf16",
+             "kind": "peer",
              "failed": "out of memory"},
         ],
     }  # fmt: skip
@@ -445,14 +488,17 @@ def test_a_report_compares_with_the_better_ceiling_and_ignores_wrong_peers():
     big, late = report.summarize(canned())
     assert (big.ceiling, big.distinct_ceiling) == (44.0, 36.0)
     assert big.over_ceiling == pytest.approx(1.25)
-    assert big.peers() == {"torch_sdpa_bf16": 990.0, "triton_nvfp4": 300.0} and big.peers("nvfp4") == {"triton_nvfp4": 300.0}
+    assert big.peers() == {"torch_sdpa_bf16": 990.0, "triton_nvfp4": 300.0} and big.peers("nvfp4") == {
+        "triton_nvfp4": 300.0
+    }
     assert late.peers() == {} and late.distinct_ceiling is None
 
 
 def test_the_markdown_has_every_figure_and_every_reason():
     text = report.markdown(canned())
     for line in (
-        "| tp1_b32_kv8k_q8 | 1024 | 302.0 | 4.0 | 44.0 | 36.0 | 55.0 | 54.9 to 55.3 | 1.25 | 1.45 | 5.45 | 5.45 | 74.3 |",
+        "| tp1_b32_kv8k_q8 | 1024 | 302.0 | 4.0 | 44.0 | 36.0 | 55.0 | 54.9 to 55.3 | 1.25 | 1.45 | 5.45 | 5.45 "
+        "| 74.3 |",
         "| tp4_b1_kv1m_q1 | 1 | 0.3 | 4.1 | 5.6 | - | 8.4 | 8.3 to 8.7 | 1.50 | 1.45 | - | - | 7.2 |",
         "| tp4_b1_kv1m_q1 | 8.4 | - | 7.0 (wrong) |",
         "* unfused: nvmath is not installed",
@@ -464,7 +510,13 @@ def test_the_markdown_has_every_figure_and_every_reason():
 
 def test_files_are_written_and_the_json_comes_back(tmp_path):
     written = report.write(canned(), tmp_path / "h200")
-    assert [path.name for path in written] == ["results.json", "table.md", "time.svg", "fraction.svg", "roofline.svg"]
+    assert [path.name for path in written] == [
+        "results.json",
+        "table.md",
+        "time.svg",
+        "fraction.svg",
+        "roofline.svg",
+    ]
     assert json.loads(written[0].read_text()) == canned()
     for path in written[2:]:
         text = path.read_text()
@@ -499,12 +551,16 @@ def test_without_a_gpu_bench_says_so_in_one_line(monkeypatch):
     monkeypatch.setattr(device_module, "count", lambda: 0)
     failed = invoke()
     assert failed.exit_code == 2
-    assert failed.stderr.strip() == "Error: bench needs a GPU: --device is 0 and no CUDA device is visible (see msa-cudacore doctor)"
+    assert (
+        failed.stderr.strip()
+        == "Error: bench needs a GPU: --device is 0 and no CUDA device is visible (see msa-cudacore doctor)"
+    )
 
 
 @pytest.mark.parametrize(
     "arguments, named",
-    [(("--rows", "tp9"), "'tp9'"), (("--peers", "triton,vllm"), "'vllm'"), (("--samples", "2"), "'--samples'"),
+    [(("--rows", "tp9"), "'tp9'"), (("--peers", "triton,vllm"), "'vllm'"), 
+     (("--samples", "2"), "'--samples'"),
      (("--device", "-1"), "'--device'")],
 )  # fmt: skip
 def test_bad_options_are_named(arguments, named):
@@ -520,8 +576,14 @@ def test_bench_writes_its_files_and_fails_when_ours_is_wrong(monkeypatch, tmp_pa
         plans.append(plan)
         commands.append(command)
         progress("own", "tp4_b1_kv1m_q1: ours")
-        results = run.Results(about={key: value for key, value in canned().items() if key not in ("groups", "rows", "measurements")})
-        results.groups, results.rows, results.measurements = (canned()[key] for key in ("groups", "rows", "measurements"))
+        results = run.Results(
+            about={
+                key: value for key, value in canned().items() if key not in ("groups", "rows", "measurements")
+            }
+        )
+        results.groups, results.rows, results.measurements = (
+            canned()[key] for key in ("groups", "rows", "measurements")
+        )
         return results
 
     monkeypatch.setattr(cli, "run", pretend)
@@ -535,13 +597,17 @@ def test_bench_writes_its_files_and_fails_when_ours_is_wrong(monkeypatch, tmp_pa
     invoke("--json", "--quick")
     assert commands[1:] == ["msa-cudacore bench", f"msa-cudacore bench --quick --rows {rows} --samples 30"]
     assert json.loads(as_json.stdout)["machine"]["gpu"] == "NVIDIA H200"
-    monkeypatch.setattr(report, "failures", lambda results: ["tp4_b1_kv1m_q1: ours does not match the oracle"])
+    monkeypatch.setattr(
+        report, "failures", lambda results: ["tp4_b1_kv1m_q1: ours does not match the oracle"]
+    )
     assert invoke("--output", str(tmp_path / "out")).exit_code == 1
 
 
 @pytest.fixture
 def torch_on_the_host(monkeypatch):
-    """Arrays of torch on the CPU, and no graph to capture into: what the torch peers compute, without a GPU."""
+    """Arrays of torch on the CPU, and no graph to capture into: what the torch peers compute, without a
+    GPU.
+    """
     torch = pytest.importorskip("torch")
     from msa_cudacore.benchmarks.arrays import TorchArrays
     from msa_cudacore.benchmarks.peers import torch_forms
@@ -561,7 +627,9 @@ def test_the_torch_peers_compute_the_same_step(torch_on_the_host, number, tokens
     candidate = peers.load("torch")[number]
     bench = Bench(FakeStopwatch(), torch_on_the_host)
     prepared = [candidate.variants(workload, bench)[""](step) for step in workload.steps]
-    checked = Oracle(workload, rows=3, seed=4).check([(one.out, one.lse) for one in prepared], candidate.format, ours=False)
+    checked = Oracle(workload, rows=3, seed=4).check(
+        [(one.out, one.lse) for one in prepared], candidate.format, ours=False
+    )
     assert checked.passed, checked
     assert checked.relative_error < 5e-3
 

@@ -1,21 +1,26 @@
 """Other ways to compute the same step, as far as they are installed.
 
-A peer's module offers `candidates()`, which raises :class:`Unavailable` with the reason where it cannot run, and may
-offer `build()`, which compiles what it needs without touching the GPU.
+A peer's module offers `candidates()`, which raises `candidates.Unavailable` with the reason where it cannot run,
+and may offer `build()`, which compiles what it needs without touching the GPU.
 """
 
 from __future__ import annotations
 
 import importlib
 
-from ..candidates import Candidate, Unavailable
+from ..candidates import Candidate
 
 __all__ = ["ARRAYS", "build", "load"]
 
 ARRAYS = {"triton": "torch", "flashinfer": "torch", "torch": "torch", "unfused": "cupy"}
 """Every peer group, and the array library that its candidates work on."""
 
-_MODULES = {"triton": "triton_nvfp4", "flashinfer": "flashinfer_paged", "torch": "torch_sdpa", "unfused": "unfused"}
+_MODULES = {
+    "triton": "triton_nvfp4",
+    "flashinfer": "flashinfer_paged",
+    "torch": "torch_sdpa",
+    "unfused": "unfused",
+}
 
 
 def load(group: str) -> list[Candidate]:

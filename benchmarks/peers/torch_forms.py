@@ -16,7 +16,8 @@ _CHUNK = 2048
 
 
 def dense_pool(workload: Workload) -> tuple[Any, Any, Any, Any]:
-    """(K codes, K scales, V codes, V scales) with page and head merged, [tiles, 128, 64] and [tiles, 128, 8]; V linear.
+    """(K codes, K scales, V codes, V scales) with page and head merged, [tiles, 128, 64] and [tiles, 128, 8];
+    V linear.
 
     The layout of an engine that keeps the four in allocations of their own; the same bytes.
     """
@@ -30,7 +31,7 @@ def dense_pool(workload: Workload) -> tuple[Any, Any, Any, Any]:
     return workload.form("dense", make)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def code_pairs(device: Any) -> Any:
     """bfloat16 [256, 2]: the two values of a byte of codes."""
     import torch
@@ -82,7 +83,8 @@ def capture(bench: Bench, compute: Callable[[], tuple[Any, Any]]) -> Prepared:
             compute()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # torch.cuda.graph() would also collect garbage and empty the allocator's cache, a tenth of a second each time.
+        # torch.cuda.graph() would also collect garbage and empty the allocator's cache, a tenth of a second
+        # each time.
         graph.capture_begin()
         out, lse = compute()
         graph.capture_end()

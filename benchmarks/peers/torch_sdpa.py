@@ -45,7 +45,9 @@ class _Gathered:
         tiles = tiles[..., :used]
         index = bench.arrays.put(np.maximum(tiles, 0).reshape(-1))
         blocks = step.host.q2k_indices.transpose(1, 0, 2)[..., :used].astype(np.int64)
-        seen = (blocks[..., None] * 128 + np.arange(128) < step.host.visible[:, None, None, None]) & (tiles >= 0)[..., None]
+        seen = (blocks[..., None] * 128 + np.arange(128) < step.host.visible[:, None, None, None]) & (
+            tiles >= 0
+        )[..., None]
         mask = None
         if not seen.all():
             mask = bench.arrays.put(seen.reshape(row.tokens, row.num_kv_heads, 1, used * 128))

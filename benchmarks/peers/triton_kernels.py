@@ -8,21 +8,27 @@ import triton.language as tl
 __all__ = ["decode", "merge"]
 
 _SIZES = ["seqlen_q", "heads", "group", "tokens", "max_pages"]
-"""Sizes that one compiled kernel serves whatever they are; strides are specialised for being multiples of 16."""
+"""Sizes that one compiled kernel serves whatever they are; strides are specialised for being multiples of
+16.
+"""
 
 
 @triton.jit
 def _values(code, factor):
-    """float16 [128, 64] of E2M1 codes uint16 [128, 64], of which the low four bits count, and their factors float16."""
-    # An E2M1 magnitude in the low bits of binary16's exponent and the top bit of its mantissa is 2**-14 of its value,
-    # subnormals included.
+    """float16 [128, 64] of E2M1 codes uint16 [128, 64], of which the low four bits count, and their factors
+    float16.
+    """
+    # An E2M1 magnitude in the low bits of binary16's exponent and the top bit of its mantissa is 2**-14 of
+    # its value, subnormals included.
     bits = ((code & 0x8) << 12) | ((code & 0x7) << 9)
     return bits.to(tl.float16, bitcast=True) * 16384.0 * factor
 
 
 @triton.jit
 def _halves(codes, scales):
-    """float16 [128, 64] twice, the even and the odd elements of packed codes uint8 [128, 64] with scales uint8 [128, 8]."""
+    """float16 [128, 64] twice, the even and the odd elements of packed codes uint8 [128, 64] with scales
+    uint8 [128, 8].
+    """
     factor = scales.to(tl.float8e4nv, bitcast=True).to(tl.float16)
     factor = tl.reshape(tl.broadcast_to(factor[:, :, None], (128, 8, 8)), (128, 64))
     code = codes.to(tl.uint16)
@@ -31,9 +37,30 @@ def _halves(codes, scales):
 
 @triton.jit(do_not_specialize=_SIZES)
 def decode(
-    q, k, v, k_scale, v_scale, q2k, page_table, seqused, out, lse, partial, state,
-    seqlen_q, heads, group, tokens, max_pages, page_stride, code_head_stride, scale_head_stride, score_scale,
-    WHOLE: tl.constexpr, TOPK: tl.constexpr, GROUP: tl.constexpr,
+    q,
+    k,
+    v,
+    k_scale,
+    v_scale,
+    q2k,
+    page_table,
+    seqused,
+    out,
+    lse,
+    partial,
+    state,
+    seqlen_q,
+    heads,
+    group,
+    tokens,
+    max_pages,
+    page_stride,
+    code_head_stride,
+    scale_head_stride,
+    score_scale,
+    WHOLE: tl.constexpr,
+    TOPK: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
     item = tl.program_id(0)
     split = tl.program_id(1)
@@ -48,9 +75,11 @@ def decode(
     byte = tl.arange(0, 64)
     block_scale = tl.arange(0, 8)
     q_rows = (token * heads + head).to(tl.int64) * group + row
-    # Packed codes come apart into even and odd elements without a shuffle, so everything is kept in these halves.
+    # Packed codes come apart into even and odd elements without a shuffle, so everything is kept in these
+    # halves.
     half_at = q_rows[:, None] * 128 + 2 * byte[None, :]
-    # float16 holds a code times its scale exactly, and queries too unless they are beyond 65504 or below 2**-16.
+    # float16 holds a code times its scale exactly, and queries too unless they are beyond 65504 or below
+    # 2**-16.
     even_query = tl.load(q + half_at, mask=row[:, None] < group, other=0.0).to(tl.float16)
     odd_query = tl.load(q + half_at + 1, mask=row[:, None] < group, other=0.0).to(tl.float16)
     code_at = key[:, None] * 64 + byte[None, :]
@@ -72,7 +101,8 @@ def decode(
         seen = key < tl.where(block < 0, 0, visible - block * 128)
         # Stale tokens may hold NaN scales, which a zero weight would not cancel.
         even_keys, odd_keys = _halves(
-            tl.load(k + start + code_at), tl.load(k_scale + scale_start + k_scale_at, mask=seen[:, None], other=0)
+            tl.load(k + start + code_at),
+            tl.load(k_scale + scale_start + k_scale_at, mask=seen[:, None], other=0),
         )
         scores = tl.dot(even_query, tl.trans(even_keys))
         scores = tl.dot(odd_query, tl.trans(odd_keys), scores) * score_scale
@@ -82,7 +112,8 @@ def decode(
         weights = tl.exp2(scores - base[:, None])
         shrink = tl.exp2(top - base)
         even_values, odd_values = _halves(
-            tl.load(v + start + code_at), tl.load(v_scale + scale_start + v_scale_at, mask=seen[:, None], other=0)
+            tl.load(v + start + code_at),
+            tl.load(v_scale + scale_start + v_scale_at, mask=seen[:, None], other=0),
         )
         shares = weights.to(tl.float16)
         even = tl.dot(shares, even_values, even * shrink[:, None])
@@ -127,5 +158,9 @@ def merge(partial, state, out, lse, group, splits, GROUP: tl.constexpr):
     q_rows = item * group + row
     mask = row < group
     safe = tl.where(total == 0.0, 1.0, total)
-    tl.store(out + q_rows[:, None] * 128 + dim[None, :], (weighted / safe[:, None]).to(tl.bfloat16), mask=mask[:, None])
+    tl.store(
+        out + q_rows[:, None] * 128 + dim[None, :],
+        (weighted / safe[:, None]).to(tl.bfloat16),
+        mask=mask[:, None],
+    )
     tl.store(lse + q_rows, (top + tl.log2(total)) * 0.6931471805599453, mask=mask)

@@ -1,7 +1,8 @@
 """A plain Triton kernel over the same planar pool: what a good engineer would write in a day.
 
-One program for each (query token, KV head) and share of its pages; codes and scales become fp16 in registers, both
-products are `tl.dot`, and a second kernel merges the shares. Shares, warps and pipeline stages are tried over a small set.
+One program for each (query token, KV head) and share of its pages; codes and scales become fp16 in registers,
+both products are `tl.dot`, and a second kernel merges the shares. Shares, warps and pipeline stages are tried
+over a small set.
 """
 
 from __future__ import annotations
@@ -63,10 +64,32 @@ class _TritonDecode:
 
         def compute() -> tuple[Any, Any]:
             decode[(row.items, splits)](
-                step.q, views.k, views.v, views.k_scale, views.v_scale, step.q2k_indices, step.page_table, step.seqused_k,
-                out, lse, partial, state, row.seqlen_q, row.num_kv_heads, row.group, row.tokens, step.page_table.shape[1],
-                views.k.stride(0), views.k.stride(1), views.k_scale.stride(1), 128**-0.5 / math.log(2),
-                WHOLE=splits == 1, TOPK=TOPK, GROUP=_GROUP, num_warps=warps, num_stages=stages,
+                step.q,
+                views.k,
+                views.v,
+                views.k_scale,
+                views.v_scale,
+                step.q2k_indices,
+                step.page_table,
+                step.seqused_k,
+                out,
+                lse,
+                partial,
+                state,
+                row.seqlen_q,
+                row.num_kv_heads,
+                row.group,
+                row.tokens,
+                step.page_table.shape[1],
+                views.k.stride(0),
+                views.k.stride(1),
+                views.k_scale.stride(1),
+                128**-0.5 / math.log(2),
+                WHOLE=splits == 1,
+                TOPK=TOPK,
+                GROUP=_GROUP,
+                num_warps=warps,
+                num_stages=stages,
             )
             if splits > 1:
                 merge[(row.items,)](partial, state, out, lse, row.group, splits, GROUP=_GROUP, num_warps=4)
