@@ -72,21 +72,27 @@ def compact(builder, successors: list[tuple], lists: list[int]) -> tuple[dict[in
         for k in range(start, end):
             touch(uses[k] | defs[k], k)
         touch(out, end - 1)
-    free: list[int] = []
-    active: list[tuple[int, int]] = []
+    # A predicate is a mask in column 0 of its row, a value lies in its lane's column: rows that both kinds used at
+    # different times would let one half of a diverged warp destroy the other half's predicates.
+    predicates = {number for name, number in builder.registers.items()
+                  if builder.function.registers.get(name) == "pred"}
+    free: dict[bool, list[int]] = {False: [], True: []}
+    active: list[tuple[int, int, bool]] = []
     rows: dict[int, int] = {}
     total = 0
     for register in sorted(first, key=first.get):
         begin = first[register]
         # Strictly before: an operation with several results must not overwrite its own operands.
         while active and active[0][0] < begin:
-            heapq.heappush(free, heapq.heappop(active)[1])
-        if free:
-            row = heapq.heappop(free)
+            _, row, kind = heapq.heappop(active)
+            heapq.heappush(free[kind], row)
+        kind = register in predicates
+        if free[kind]:
+            row = heapq.heappop(free[kind])
         else:
             row, total = total, total + 1
         rows[register] = row
-        heapq.heappush(active, (last[register], row))
+        heapq.heappush(active, (last[register], row, kind))
     renumbered = set()
     for code in codes:
         for kind, position in (*code.uses, *code.defs):
