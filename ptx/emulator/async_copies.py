@@ -12,10 +12,10 @@ import numpy as np
 
 from .async_groups import Groups, Operation
 from .forms import operation
-from .lanes_memory import touch_global, touch_shared
 from .layout import A_WRITE
 from .machine import Wait
-from .mbarrier import apply, complete_tx, find
+from .mbarrier import apply, check_overlap, complete_tx, find
+from .memory import record_global, record_shared
 from .model import Immediate
 from .places import groups, is_generic, shared_address
 from .tensor_map import reduce_values
@@ -47,6 +47,7 @@ def start(warp, kind, mask, label, read, write, *, proxy, claims=(), nbytes=0, r
     if mask:
         groups_of(warp, kind).add(mask, member)
     for cta, offset, size in claims:
+        check_overlap(warp, cta, offset, size)
         machine.access.claim_shared(agent, cta.rank, offset, size, write=True)
         cta.shared.bytes[offset:offset + size] = 0xFF
     data = []
@@ -378,8 +379,8 @@ def update_global(agent, address, size, change):
     if machine.checks.races and machine.A[allocation, A_WRITE]:
         clocks, out = machine.clocks, machine.access.out
         begin = machine.memory.rows[allocation][0]
-        if touch_global(machine.A, clocks.VC, clocks.K, out, allocation, address - begin, size, agent.slot, agent.pc,
-                        True, True, True, 0):
+        if record_global(machine.A, clocks.VC, clocks.K, out, allocation, address - begin, size, agent.slot, agent.pc,
+                         True, True, True):
             agent.race(out, machine.memory.describe(address), "reduction")
     view = machine.memory.view(address, size)
     view[:] = change(view.copy())
@@ -392,8 +393,8 @@ def update_shared(agent, cta, offset, size, change):
         agent.fault("cluster-exit", f"reduction into the shared memory of CTA {cta.index}, which has exited")
     if machine.checks.shared_races:
         clocks, out = machine.clocks, machine.access.out
-        if touch_shared(machine.C, clocks.VC, clocks.K, out, cta.slot, offset, size, agent.slot, agent.pc, True, True,
-                        True, 0):
+        if record_shared(machine.C, clocks.VC, clocks.K, out, cta.slot, offset, size, agent.slot, agent.pc, True, True,
+                         True):
             agent.race(out, f"shared memory at {cta.rank << 24 | offset:#x}", "reduction")
     view = cta.shared.bytes[offset:offset + size]
     view[:] = change(view.copy())
@@ -453,17 +454,22 @@ def bulk_reduce_cluster(warp, ins):
 _WIDTHS = {"b32": 4, "u32": 4, "s32": 4, "f32": 4, "b64": 8, "u64": 8, "s64": 8, "f64": 8}
 
 
-def _async_targets(warp, ins, size, lane):
-    cta, offset = shared_address(warp, warp.address(0)[lane], lane, generic=is_generic(ins), cluster=True, size=size,
-                                 align=size, what="destination")
-    b_cta, b_offset = shared_address(warp, warp.address(2)[lane], lane, generic=is_generic(ins), cluster=True, size=8,
-                                     align=8, what="mbarrier address")
-    if b_cta is not cta:
-        warp.fault("mbarrier", f"the mbarrier is in CTA {b_cta.rank}, the destination in CTA {cta.rank}: they must be "
-                   "in the same one", lane=lane)
-    find(warp, b_cta, b_offset, ins.name, lane)
-    require_alive(warp, cta, lane, ins.name)
-    return cta, offset, b_offset
+def _async_targets(warp, ins, size):
+    """Lanes grouped by the mbarrier they signal: {(CTA, mbarrier offset): [(lane, destination offset)]}."""
+    found = {}
+    for lane in warp.lanes:
+        cta, offset = shared_address(warp, warp.address(0)[lane], lane, generic=is_generic(ins), cluster=True,
+                                     size=size, align=size, what="destination")
+        b_cta, b_offset = shared_address(warp, warp.address(2)[lane], lane, generic=is_generic(ins), cluster=True,
+                                         size=8, align=8, what="mbarrier address")
+        if b_cta is not cta:
+            warp.fault("mbarrier", f"the mbarrier is in CTA {b_cta.rank}, the destination in CTA {cta.rank}: they must "
+                       "be in the same one", lane=lane)
+        if (cta, b_offset) not in found:
+            find(warp, b_cta, b_offset, ins.name, lane)
+            require_alive(warp, cta, lane, ins.name)
+        found.setdefault((cta, b_offset), []).append((int(lane), offset))
+    return found
 
 
 @operation("st.async", "weak? shared::cluster? mbarrier::complete_tx::bytes v2|v4? b32|u32|s32|f32|b64|u64|s64|f64",
@@ -472,32 +478,43 @@ def st_async(warp, ins):
     access = warp.machine.access
     width = _WIDTHS[ins.modifiers[-1]]
     count = int((ins.one_of("v2", "v4") or "v1")[1:])
-    words = warp.vector(1) if count > 1 else warp.values(1)[None]
-    for lane in warp.lanes:
-        cta, offset, b_offset = _async_targets(warp, ins, width * count, lane)
-        data = np.frombuffer(b"".join(int(w).to_bytes(8, "little")[:width] for w in words[:, lane]), np.uint8)
-        start(warp, "st.async", 0, ins.text, lambda agent, d=data: d,
-              lambda agent, d, c=cta, o=offset: access.write_shared(agent, c.rank, o, d), proxy="generic",
-              claims=[(cta, offset, len(data))], nbytes=len(data), report="st.async",
-              signal=lambda agent, c=cta, o=b_offset, n=len(data): complete_tx(agent, c, o, n, ins.name))
+    words = warp.vector(1).astype("<u8")
+    size = width * count
+    # [lane, bytes]
+    data = np.ascontiguousarray(np.ascontiguousarray(words.T).view(np.uint8).reshape(32, count, 8)[:, :, :width])
+    data = data.reshape(32, size)
+    for (cta, b_offset), pieces in _async_targets(warp, ins, size).items():
+        lanes = [lane for lane, _ in pieces]
+        placed = {}
+        for lane, offset in pieces:
+            other = placed.setdefault(offset, lane)
+            if not np.array_equal(data[other], data[lane]):
+                warp.fault("race", f"lanes {other} and {lane} store different values to shared "
+                           f"{cta.rank << 24 | offset:#x}", lane=lane, address=cta.rank << 24 | offset)
+        offsets = np.array(list(placed), np.int64)
+        rows = data[list(placed.values())]
+        start(warp, "st.async", 0, ins.text, lambda agent, d=rows: d,
+              lambda agent, d, c=cta, o=offsets: access.scatter_shared(agent, c.rank, o, d), proxy="generic",
+              claims=[(cta, low, high - low) for low, high in runs(offsets, size)], nbytes=size * len(lanes),
+              report="st.async",
+              signal=lambda agent, c=cta, o=b_offset, n=size * len(lanes): complete_tx(agent, c, o, n, ins.name))
 
 
 @operation("red.async", "relaxed cluster shared::cluster? mbarrier::complete_tx::bytes "
                         f"{_OPERATIONS} b32|u32|s32|u64", "[a], b, [m]")
 def red_async(warp, ins):
-    access = warp.machine.access
     dtype = _REDUCED[ins.modifiers[-1]]
     name = ins.one_of(*_OPERATIONS.split("|"))
     width = np.dtype(dtype).itemsize
     words = warp.values(1)
-    for lane in warp.lanes:
-        cta, offset, b_offset = _async_targets(warp, ins, width, lane)
-        data = np.frombuffer(int(words[lane]).to_bytes(8, "little")[:width], np.uint8)
+    for (cta, b_offset), pieces in _async_targets(warp, ins, width).items():
+        values = [(offset, np.frombuffer(int(words[lane]).to_bytes(8, "little")[:width], np.uint8))
+                  for lane, offset in pieces]
 
-        def write(agent, d, c=cta, o=offset):
-            update_shared(agent, c, o, width, lambda old: reduce_bytes(old, d, name, dtype))
+        def write(agent, pieces, c=cta):
+            for offset, piece in pieces:
+                update_shared(agent, c, offset, width, lambda old, new=piece: reduce_bytes(old, new, name, dtype))
 
-        start(warp, "red.async", 0, ins.text, lambda agent, d=data: d, write, proxy="generic", nbytes=width,
-              report="red.async", signal=lambda agent, c=cta, o=b_offset: complete_tx(agent, c, o, width, ins.name))
-
-
+        start(warp, "red.async", 0, ins.text, lambda agent, v=values: v, write, proxy="generic",
+              nbytes=width * len(pieces), report="red.async",
+              signal=lambda agent, c=cta, o=b_offset, n=width * len(pieces): complete_tx(agent, c, o, n, ins.name))

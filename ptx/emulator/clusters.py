@@ -63,7 +63,7 @@ def cluster_arrive(warp, ins):
     waits = barrier.waits.setdefault(place, {})
     for lane in warp.lanes:
         if int(lane) in waits:
-            warp.fault("cluster-barrier", "barrier.cluster.arrive twice without a wait in between", lane=int(lane))
+            warp.fault("barrier", "barrier.cluster.arrive twice without a wait in between", lane=int(lane))
         waits[int(lane)] = barrier.phase
     key = _key(warp.cta, barrier.phase)
     if ins.has("relaxed"):
@@ -81,7 +81,7 @@ def cluster_wait(warp, ins):
     phases = set()
     for lane in warp.lanes:
         if int(lane) not in waits:
-            warp.fault("cluster-barrier", "barrier.cluster.wait without an arrive before it", lane=int(lane))
+            warp.fault("barrier", "barrier.cluster.wait without an arrive before it", lane=int(lane))
         phases.add(waits[int(lane)])
     if any(phase >= barrier.phase for phase in phases):
         def text():

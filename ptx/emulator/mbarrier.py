@@ -47,6 +47,9 @@ class Barrier:
         if abs(self.tx) > MAXIMUM_COUNT:
             raise BarrierError(f"tx-count {self.tx} outside -{MAXIMUM_COUNT}..{MAXIMUM_COUNT} after complete_tx of "
                                f"{nbytes} bytes")
+        if self.tx < 0 and self.pending == 0:
+            # Nobody is left who could announce these bytes in this phase.
+            raise BarrierError(f"{-self.tx} bytes more arrived than phase {self.phase} expects")
         return self._advance()
 
     def arrive(self, count=1, *, drop=False, may_complete=True):
@@ -96,6 +99,14 @@ def pattern(offset):
 
 def barriers_of(cta):
     return cta.state.setdefault("mbarriers", {})
+
+
+def check_overlap(agent, cta, offset, size):
+    """A copy must not write over a live mbarrier."""
+    for place in barriers_of(cta):
+        if offset < place + 8 and place < offset + size:
+            agent.fault("mbarrier", f"{size} bytes to shared {cta.rank << 24 | offset:#x} overwrite the mbarrier at "
+                        f"{cta.rank << 24 | place:#x}", address=cta.rank << 24 | place)
 
 
 def phase_key(cta, offset, phase):
@@ -225,10 +236,15 @@ def _arrive(warp, ins, *, counted, with_tx, drop=False, may_complete=True):
     amount = warp.u32(2) if len(ins.operands) > 2 else np.full(32, 0 if with_tx else 1, np.uint32)
     tokens = np.zeros(32, np.uint64)
     for mask, lane, cta, offset, (value,) in _targets(warp, ins, 1, amount):
+        phase = find(warp, cta, offset, "arrive", lane).phase
         for each in range(32):
             if not mask >> each & 1:
                 continue
             barrier = find(warp, cta, offset, "arrive", each)
+            if barrier.phase != phase:
+                warp.fault("mbarrier", f"the arrivals of the {mask.bit_count()} lanes of one instruction fall into two "
+                           f"phases: the mbarrier expects {barrier.expected}", lane=each,
+                           address=cta.rank << 24 | offset)
             tokens[each] = barrier.token()
             if with_tx:
                 apply(warp.agent, cta, offset, "arrive.expect_tx", lambda b: b.expect(value), release=False,

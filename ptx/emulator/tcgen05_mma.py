@@ -113,12 +113,32 @@ class Product:
         except DescriptorError as error:
             warp.fault("descriptor", f"operand {what}: {error}", lane=lane)
 
+        self._check_overlap(warp, lane)
+
+    def _check_overlap(self, warp, lane):
+        """The accumulator must not lie over A or the scale factors that the same instruction reads."""
+        base, width = split_address(self.d)[1], int(self._accumulator()[2].max()) + 1
+        others = []
+        if self.a_in_tensor_memory:
+            others.append(("A", split_address(self.a)[1], self.k_bytes // 4))
+        if self.scales is not None:
+            for name, address, rows in zip(("A's scales", "B's scales"), self.scales[1],
+                                           (self.idesc.m // len(self.ctas), self.idesc.n)):
+                others.append((name, split_address(address)[1], -(-rows // 32)))
+        for name, start_column, count in others:
+            if start_column < base + width and base < start_column + count:
+                warp.fault("tensor-memory", f"columns {base}..{base + width - 1} of D overlap columns {start_column}.."
+                           f"{start_column + count - 1} of {name}", lane=lane, address=self.d)
+
+    def _accumulator(self):
+        return accumulator_cells(self.idesc.m, self.idesc.n, self.group, self.weight_stationary)
+
     def run(self, toucher):
         idesc = self.idesc
         a = np.concatenate([self._read_a(toucher, cta, part) for part, cta in enumerate(self.ctas)])
         b = np.concatenate([self._read_shared(toucher, cta, self.b_grid, idesc.b_format, idesc.b_mn_major,
                                               self.b_rows) for cta in self.ctas])
-        cta_of, lane, column = accumulator_cells(idesc.m, idesc.n, self.group, self.weight_stationary)
+        cta_of, lane, column = self._accumulator()
         d_lane, d_column = split_address(self.d)
         lane, column = lane + d_lane, column + d_column
         c = np.zeros((idesc.m, idesc.n), np.uint32)

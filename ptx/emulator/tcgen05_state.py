@@ -10,6 +10,8 @@ from __future__ import annotations
 import weakref
 from dataclasses import dataclass
 
+import numpy as np
+
 from .clocks import K_OWN, K_START
 from .machine import on_launch
 from .tensor_memory import COLUMNS, TensorMemory, TensorMemoryError
