@@ -41,14 +41,39 @@ __device__ __forceinline__ void clear_stale_scales(Stage& stage, u32 live) {
   ptx::barrier_cta_sync(VALUE_BARRIER, ROLE_THREADS);
 }
 
+// The MMA ignores the sign of a scale. A block whose scale is negative gets its codes negated instead; this warp takes care
+// of tokens 32w to 32w + 31. A cache writer makes no such scale, so the code is for completeness, not for speed.
+__device__ __noinline__ void negate_blocks(Stage& stage, u32 warp, u32 lane) {
+  const u32 token = warp * 32 + lane;
+  const u64 scales = reinterpret_cast<const u64*>(stage.key_scales)[token];
+  u64* row = reinterpret_cast<u64*>(stage.keys) + token * 8;
+  for (u32 block = 0; block < 8; ++block) {
+    if (scales >> (8 * block + 7) & 1) {
+      // 64B swizzle: 16-byte chunks of a row move by bits 2:1 of the row.
+      row[block ^ (token >> 1 & 3) << 1] ^= 0x8888888888888888ull;
+    }
+  }
+  ptx::fence_proxy_async_shared_cta();
+}
+
 // Row m of A takes its scales from lane m % 32 of any quarter, column m / 32: every warp writes all 128 rows to its quarter.
-__device__ __forceinline__ void move_key_scales(const Stage& stage, u32 destination, u32 lane) {
+__device__ __forceinline__ void move_key_scales(Stage& stage, u32 destination, u32 warp, u32 lane) {
+  constexpr u32 SIGNS = 0x80808080;
   u32 words[8];
+  u32 all = 0;
 #pragma unroll
   for (u32 column = 0; column < 4; ++column) {
     const uint2 pair = reinterpret_cast<const uint2*>(stage.key_scales)[column * 32 + lane];
     words[column] = pair.x;
     words[4 + column] = pair.y;
+    all |= pair.x | pair.y;
+  }
+  if (__any_sync(~0u, all & SIGNS)) {
+    negate_blocks(stage, warp, lane);
+#pragma unroll
+    for (u32 i = 0; i < 8; ++i) {
+      words[i] &= ~SIGNS;
+    }
   }
   ptx::tcgen05_st_32x32b(destination, words);
 }
@@ -118,7 +143,7 @@ __device__ __forceinline__ void value_role(Shared& shared, const Schedule& sched
       // The score MMA that read these scale columns before is the one whose scores this barrier announces.
       ptx::mbarrier_wait_parity(buffer.scores_full(), buffer.parity ^ 1);
       ptx::tcgen05_fence_after_thread_sync();
-      move_key_scales(stage, buffer.tensor + TENSOR_KEY_SCALES, lane);
+      move_key_scales(stage, buffer.tensor + TENSOR_KEY_SCALES, warp, lane);
       ptx::tcgen05_wait_st();
       ptx::tcgen05_fence_before_thread_sync();
       arrive_warp(buffer.key_scales_full());
