@@ -13,7 +13,7 @@ from msa_cudacore.cases import ARRAYS, LAYOUTS, Case, random_case
 from msa_cudacore.exact_cases import fixture
 from msa_cudacore.nvfp4 import unswizzle_v_scales
 from msa_cudacore.pool import empty_pool, pool_views, vllm_view
-from msa_cudacore.transfer import BF16, E4M3, to_numpy
+from msa_cudacore.transfer import BF16, E4M3, move, to_numpy
 
 
 def raw(array: np.ndarray) -> np.ndarray:
@@ -81,6 +81,19 @@ def test_a_copy_keeps_values_strides_and_sharing(rng, layout):
         assert not np.shares_memory(a, b)
     apart = [copy.k.ctypes.data - copy.v.ctypes.data, case.k.ctypes.data - case.v.ctypes.data]
     assert layout not in ("planar", "interleaved") or apart[0] == apart[1]
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_a_copy_keeps_odd_addresses(framework):
+    """An allocation that begins at any address modulo 16; alignment is part of what a problem tests."""
+    memory = bytearray(128)
+    for start in range(16):
+        array = np.frombuffer(memory, np.uint8, 40, start)
+        if framework == "torch":
+            pytest.importorskip("torch")
+        copy = move({"x": array}, framework, "cpu")["x"]
+        address = copy.ctypes.data if framework == "numpy" else copy.data_ptr()
+        assert address % 16 == array.ctypes.data % 16
 
 
 @pytest.mark.parametrize("scale_dtype", [np.uint8, E4M3])
