@@ -2,9 +2,10 @@
 
 Before each sample a kernel reads a buffer of several times the L2 cache. Reading leaves clean lines; a buffer
 written instead would leave dirty ones, whose write-back the timed kernel would pay for. Consecutive samples
-replay different decode steps. Samples are taken in batches that the host has enqueued to the end before the
-GPU begins: submissions that arrive meanwhile were seen to add 1.5 us to a launch on an H200. What remains in
-every figure is the cost of an empty kernel's launch, which is timed alike and reported as the floor.
+replay different decode steps. Samples are taken in batches. The host enqueues a whole batch while a kernel holds
+the stream, so that none of its delays falls between the two events around a launch; and batches are short,
+because on an H200 every launch with more than 32 operations pending behind it took 1.5 us longer. What remains
+in every figure is the cost of an empty kernel's launch, which is timed alike and reported as the floor.
 """
 
 from __future__ import annotations
@@ -30,14 +31,10 @@ _WARMUP_READS = 150
 """Reads of the flush buffer ahead of a measurement, some 20 ms: an idle GPU takes milliseconds to raise its
 clocks.
 """
-_BATCH = 25
-"""Samples enqueued at a time: 100 operations, well within the thousand or so that a stream holds before it
-blocks.
-"""
-_FIRST_HOLD = 10_000_000
-"""Cycles, some 5 ms, for which the stream is held while a batch is enqueued; raised where the host takes
-longer.
-"""
+_BATCH = 6
+"""Samples enqueued at a time, of four operations each."""
+_FIRST_HOLD = 6_000_000
+"""Cycles, some 3 ms, for which the stream is held while a batch is enqueued; raised where the host takes longer."""
 _LONGEST_HOLD = 2_000_000_000
 
 

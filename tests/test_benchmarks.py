@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from msa_cudacore import reference
 from msa_cudacore.benchmarks import ceiling, cli, peers, report, run, worker
+from msa_cudacore.benchmarks import timing as timing_module
 from msa_cudacore.benchmarks.candidates import Bench, Prepared, Unavailable
 from msa_cudacore.benchmarks.check import Oracle, attend
 from msa_cudacore.benchmarks.rows import ROWS, TILE_BYTES, find, select_pages
@@ -321,8 +322,9 @@ def test_samples_of_a_batch_that_the_gpu_began_early_are_taken_again():
     timing = stopwatch_on(gpu).time([lambda: replay(1), lambda: replay(5)], samples=60, idle_before=False)
     # Two operations of the events' own; the steps take turns across batches too.
     assert timing.samples == (2.0, 6.0) * 30
-    assert gpu.held == [1000, 2000, 4000, 4000, 4000]
-    assert len(replayed) == 2 + 25 * 4 + 10
+    batches = 60 // timing_module._BATCH
+    assert gpu.held == [1000, 2000] + [4000] * batches
+    assert len(replayed) == 2 + timing_module._BATCH * (2 + batches)
 
 
 def test_a_host_that_never_gets_ahead_is_an_error():
