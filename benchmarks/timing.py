@@ -2,10 +2,11 @@
 
 Before each sample a kernel reads a buffer of several times the L2 cache. Reading leaves clean lines; a buffer
 written instead would leave dirty ones, whose write-back the timed kernel would pay for. Consecutive samples
-replay different decode steps. Samples are taken in batches. The host enqueues a whole batch while a kernel holds
-the stream, so that none of its delays falls between the two events around a launch; and batches are short,
-because on an H200 every launch with more than 32 operations pending behind it took 1.5 us longer. What remains
-in every figure is the cost of an empty kernel's launch, which is timed alike and reported as the floor.
+replay different decode steps. Samples are taken in batches. The host enqueues a whole batch while a kernel
+holds the stream, so that none of its delays falls between the two events around a launch; and batches are
+short, because on an H200 every launch with more than 32 operations pending behind it took 1.5 us longer. What
+remains in every figure is the cost of an empty kernel's launch, which is timed alike and reported as the
+floor.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ clocks.
 _BATCH = 6
 """Samples enqueued at a time, of four operations each."""
 _FIRST_HOLD = 6_000_000
-"""Cycles, some 3 ms, for which the stream is held while a batch is enqueued; raised where the host takes longer."""
+"""Cycles, some 3 ms, for which the stream is held while a batch is enqueued; raised where the host takes
+longer.
+"""
 _LONGEST_HOLD = 2_000_000_000
 
 
