@@ -29,7 +29,7 @@ from .layout import (
     G_EVENTS, G_LIMIT, G_LOCAL_HOST, G_LOCAL_INIT, G_LOCAL_SIZE, G_MAX_DEPTH, G_QUANTUM, G_RANDOM, G_SLOTS, G_STEPS,
     G_SYNC_USED, G_TRACE, LEAVE_CTA, LEAVE_EVENTS, LEAVE_FAULT, LEAVE_IDLE, LEAVE_LIMIT, LEAVE_PYTHON,
     LEAVE_SYNC_TABLE, LEAVE_TICK, NONE, OUT_CODE, OUT_MASK, OUT_PC, OUT_SLOT, P_A, P_B, P_C, P_CLASS, P_D, P_E,
-    P_GUARD, P_GUARD_NOT, P_OP, P_RECONVERGE, P_S, P_SYNC, P_TARGET, P_W, P_X, P_Y, P_Z, RC_PC, SPACE_FRAME,
+    P_GUARD, P_GUARD_NOT, P_OP, P_RECONVERGE, P_S, P_SYNC, P_TARGET, P_W, P_X, P_Y, P_Z, RC_BASE, RC_PC, SPACE_FRAME,
     SYNC_ALIGNED, SYNC_MASK, SYNC_NONE, SYNC_WARP, W_ALIVE, W_BASE, W_COUNT, W_CTA, W_CURRENT, W_DIVERGED,
     W_FRAGMENTS, W_INDEX, W_SPECIAL, W_STATUS, WARP_BLOCKED, WARP_READY,
 )
@@ -153,8 +153,9 @@ def branch(F, P, W, FR, RC, G, slot, f, pc, mask, taken):
         return pc + 1
     meet = P[pc, P_RECONVERGE]
     record = FR[slot, f, FR_RECORD]
-    if meet >= 0 and (record < 0 or RC[slot, record, RC_PC] != meet):
-        record = new_record(RC, slot, meet, mask, record)
+    base = FR[slot, f, FR_BASE]
+    if meet >= 0 and (record < 0 or RC[slot, record, RC_PC] != meet or RC[slot, record, RC_BASE] != base):
+        record = new_record(RC, slot, meet, mask, record, base)
         FR[slot, f, FR_RECORD] = record
     # Which side runs first is part of the schedule.
     if next_random(G) & 1:
@@ -185,8 +186,8 @@ def indexed_branch(F, P, V, W, FR, RC, G, OUT, slot, f, pc, base, mask):
     if same != mask:
         meet = P[pc, P_RECONVERGE]
         record = FR[slot, f, FR_RECORD]
-        if meet >= 0 and (record < 0 or RC[slot, record, RC_PC] != meet):
-            FR[slot, f, FR_RECORD] = new_record(RC, slot, meet, mask, record)
+        if meet >= 0 and (record < 0 or RC[slot, record, RC_PC] != meet or RC[slot, record, RC_BASE] != base):
+            FR[slot, f, FR_RECORD] = new_record(RC, slot, meet, mask, record, base)
         left = mask & ~same
         while left:
             lead = first_lane(np.uint64(left))
@@ -267,7 +268,7 @@ def run(F, P, V, W, FR, RC, RS, C, B, A, G, T, VC, VF, VP, K, BV, SK, SV, N, OUT
         moved = False
         counter = 3 + W[slot, W_INDEX]
         while executed < quantum:
-            if pc == meet:
+            if pc == meet and RC[slot, record, RC_BASE] == base:
                 FR[slot, f, FR_PC] = pc
                 if not reach_record(W, FR, RC, slot, f):
                     moved = True
@@ -486,8 +487,8 @@ def run(F, P, V, W, FR, RC, RS, C, B, A, G, T, VC, VF, VP, K, BV, SK, SV, N, OUT
                     # Lanes predicated off go on; lanes that call something else try again here. All meet after.
                     meet = pc + 1
                     record = FR[slot, f, FR_RECORD]
-                    if record < 0 or RC[slot, record, RC_PC] != meet:
-                        FR[slot, f, FR_RECORD] = new_record(RC, slot, meet, mask, record)
+                    if record < 0 or RC[slot, record, RC_PC] != meet or RC[slot, record, RC_BASE] != base:
+                        FR[slot, f, FR_RECORD] = new_record(RC, slot, meet, mask, record, base)
                     if mask & ~m:
                         new_fragment(W, FR, slot, f, pc + 1, mask & ~m)
                     if m & ~called:
@@ -504,7 +505,6 @@ def run(F, P, V, W, FR, RC, RS, C, B, A, G, T, VC, VF, VP, K, BV, SK, SV, N, OUT
                 FR[slot, f, FR_DEPTH] = depth + 1
                 base = FR[slot, f, FR_BASE]
                 pc = target
-                # Inside the callee the caller's meeting point has no meaning (its pc cannot occur there).
                 record = FR[slot, f, FR_RECORD]
                 meet = RC[slot, record, RC_PC] if record >= 0 else -1
             elif op == RET:

@@ -14,7 +14,7 @@ from .bitcast import popcount as count_lanes
 from .jit import compiled, inlined
 from .layout import (
     B_ARRIVED, B_WARPS, C_ALIVE, FR_BASE, FR_DEPTH, FR_LOCAL, FR_MASK, FR_PC, FR_RECORD, FR_STATE, FRAG_FREE,
-    FRAG_MEMBERS, FRAG_READY, FRAG_RECONVERGE, FRAGMENTS, RC_MASK, RC_PARENT, RC_PC, RC_USED, RC_WAITING, RECORDS,
+    FRAG_MEMBERS, FRAG_READY, FRAG_RECONVERGE, FRAGMENTS, RC_BASE, RC_MASK, RC_PARENT, RC_PC, RC_USED, RC_WAITING, RECORDS,
     W_ALIVE, W_CTA, W_CURRENT, W_FRAGMENTS, W_INDEX, W_STATUS, WARP_BLOCKED, WARP_DONE, WARP_READY,
 )
 
@@ -35,7 +35,8 @@ def new_fragment(W, FR, slot, like, pc, mask):
 
 
 @inlined
-def new_record(RC, slot, pc, mask, parent):
+def new_record(RC, slot, pc, mask, parent, base):
+    """A meeting point: row `pc` in the frame that begins at `base` (recursion passes the same row in other frames)."""
     for r in range(RECORDS):
         if RC[slot, r, RC_USED] == 0:
             RC[slot, r, RC_USED] = 1
@@ -43,6 +44,7 @@ def new_record(RC, slot, pc, mask, parent):
             RC[slot, r, RC_MASK] = mask
             RC[slot, r, RC_PARENT] = parent
             RC[slot, r, RC_WAITING] = -1
+            RC[slot, r, RC_BASE] = base
             return r
     return -1
 

@@ -174,15 +174,19 @@ def warp_lanes(F, op, d, a, b, c, e, x, y, p, mask, clock, noise):
             if (mask >> i) & 1:
                 F[d, i] = np.uint64(mask)
     elif op == ELECT:
-        leader = 0
-        while (mask >> leader) & 1 == 0:
-            leader += 1
-        if d >= 0:
-            for i in range(32):
-                if (mask >> i) & 1:
+        # The lowest lane of each group; PTX leaves the choice open but asks for the same one every time.
+        elected = 0
+        for i in range(32):
+            if (mask >> i) & 1:
+                group = np.uint64(mask) & F[e, i]
+                leader = 0
+                while (group >> np.uint64(leader)) & U1 == U0:
+                    leader += 1
+                elected |= 1 << leader
+                if d >= 0:
                     F[d, i] = np.uint64(leader)
         if p >= 0:
-            write_mask(F, p, 1 << leader, mask)
+            write_mask(F, p, elected, mask)
     elif op == CLOCK:
         # x: 0 low 32 bits, 1 all 64 bits, 2 high 32 bits. One executed warp instruction is one tick.
         value = np.uint64(clock)

@@ -27,8 +27,8 @@ FRAGMENTS = 32
 FRAG_FREE, FRAG_READY, FRAG_RECONVERGE, FRAG_MEMBERS, FRAG_BARRIER, FRAG_KEY = range(6)
 
 # ---- reconvergence records: RC[slot, record, column]
-(RC_USED, RC_PC, RC_MASK, RC_PARENT, RC_WAITING) = range(5)
-RC_COLUMNS = 5
+(RC_USED, RC_PC, RC_MASK, RC_PARENT, RC_WAITING, RC_BASE) = range(6)
+RC_COLUMNS = 6
 RECORDS = 96
 
 # ---- CTA state: C[cta, column], int64
