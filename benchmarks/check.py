@@ -67,14 +67,14 @@ class Oracle:
         """Hold the (out, lse) of every step, in host or device memory, against the oracle; lse None is not
         looked at.
         """
-        values = "fp8" if cache_format == "fp8" else "exact"
-        if values not in self._samples:
-            self._samples[values] = [
-                _Sample(number, token, *_exact_rows(self._workload, step, token, values))
+        held = "fp8" if cache_format == "fp8" else "exact"
+        if held not in self._samples:
+            self._samples[held] = [
+                _Sample(number, token, *_exact_rows(self._workload, step, token, held))
                 for number, (step, token) in enumerate(zip(self._workload.steps, self._tokens, strict=True))
             ]
         outs, lses, exact_outs, exact_lses = [], [], [], []
-        for sample in self._samples[values]:
+        for sample in self._samples[held]:
             out, lse = results[sample.step]
             shape = (self._workload.row.tokens, self._workload.row.num_q_heads)
             outs.append(_as_floats(out).reshape(*shape, HEAD_DIM)[sample.token])
@@ -106,18 +106,21 @@ def _as_floats(out: Any) -> np.ndarray:
 
 
 def _exact_rows(
-    workload: Workload, step: Step, token: np.ndarray, values: str
+    workload: Workload, step: Step, token: np.ndarray, held: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """float64 (out [rows, Hq, 128], lse [rows, Hq]) of some tokens, each treated as a request of its own."""
+    """float64 (out [rows, Hq, 128], lse [rows, Hq]) of some tokens, each treated as a request of its own.
+
+    `held` says which values the cache holds: `exact`, or `fp8`.
+    """
     host = step.host
     heads = workload.row.num_kv_heads
     wanted = np.unique(host.tiles[token])
     wanted = wanted[wanted >= 0]
     pages, head = np.divmod(wanted, heads)
     tiles = workload.tiles(pages, head)
-    if values == "exact":
+    if held == "exact":
         return _decoded(workload, host, token, pages, head, tiles)
-    keys, scores_values = (_rounded_to_e4m3(*side) for side in _dequantized(tiles))
+    keys, values = (_rounded_to_e4m3(*side) for side in _dequantized(tiles))
     out = np.zeros((token.size, workload.row.num_q_heads, HEAD_DIM))
     lse = np.zeros((token.size, workload.row.num_q_heads))
     group = workload.row.group
@@ -126,12 +129,11 @@ def _exact_rows(
             ids = host.tiles[t, h]
             kept = ids >= 0
             at = np.searchsorted(wanted, ids[kept])
-            position = host.q2k_indices[h, t, kept].astype(np.int64)[:, None] * PAGE_SIZE + np.arange(
-                PAGE_SIZE
-            )
+            block = host.q2k_indices[h, t, kept].astype(np.int64)
+            position = block[:, None] * PAGE_SIZE + np.arange(PAGE_SIZE)
             mine = slice(h * group, (h + 1) * group)
             out[row, mine], lse[row, mine] = attend(
-                host.q[t, mine], keys[at], scores_values[at], position < host.visible[t]
+                host.q[t, mine], keys[at], values[at], position < host.visible[t]
             )
     return out, lse
 

@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from . import ceiling, environment, peers
-from .arrays import Arrays, choose
+from .arrays import choose
 from .candidates import Bench, Candidate, EmptyKernel, Ours, Prepared, Unavailable
 from .check import Oracle
-from .rows import Row, find
+from .rows import find
 from .timing import Stopwatch
 from .workload import Workload, build
 
@@ -95,59 +95,48 @@ def _checked(candidate: Candidate, prepared: list[Prepared], bench: Bench, oracl
     return oracle.check(results, candidate.format, ours=candidate.kind == "ours").as_json()
 
 
-def _candidates(group: str, workload: Workload, cached: dict[str, list[Candidate]]) -> list[Candidate]:
-    if group == OWN_GROUP:
-        return [EmptyKernel(), *ceiling.ceilings(workload), Ours()]
-    if group not in cached:
-        cached[group] = peers.load(group)
-    return cached[group]
-
-
 def _records(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    # Peers are looked at before anything is allocated: one that is not installed costs nothing.
-    cached: dict[str, list[Candidate]] = {}
-    wanted = None
+    candidates = None
     if options.group != OWN_GROUP:
+        # Before anything is allocated: a peer that is not installed costs nothing.
         try:
-            cached[options.group] = peers.load(options.group)
+            candidates = peers.load(options.group)
         except Unavailable as error:
             yield {"candidate": options.group, "skipped": one_line(str(error))}
             return
-        wanted = peers.ARRAYS[options.group]
-    arrays = choose(options.device, wanted)
+    arrays = choose(options.device, peers.ARRAYS.get(options.group))
     bench = Bench(Stopwatch(options.device), arrays)
     yield {"environment": environment.versions(), "arrays": arrays.name}
-    if options.group == OWN_GROUP:
+    if candidates is None:
         size = 2 << 30
         yield {"linear_read_bytes": size, "linear_read_us": bench.stopwatch.linear_read(size).median}
-    finished = set(filter(None, options.finished.split(",")))
     for row in find(options.rows):
-        yield from _row(row, options, bench, arrays, cached, finished)
+        started = time.monotonic()
+        workload = build(row, arrays, steps=options.steps, seed=options.seed)
+        if candidates is None:
+            yield {
+                "row": row.name,
+                "selected_bytes": workload.selected_bytes,
+                "distinct_bytes": workload.distinct_bytes,
+                "attended": workload.steps[0].host.attended,
+            }
+        own = [EmptyKernel(), *ceiling.ceilings(workload), Ours()] if candidates is None else []
+        yield from _measurements(candidates or own, workload, bench, options)
+        workload.cache.clear()
+        del workload
+        arrays.release()
+        yield {"row": row.name, "seconds": round(time.monotonic() - started, 2)}
 
 
-def _row(
-    row: Row,
-    options: argparse.Namespace,
-    bench: Bench,
-    arrays: Arrays,
-    cached: dict[str, list[Candidate]],
-    finished: set[str],
+def _measurements(
+    candidates: list[Candidate], workload: Workload, bench: Bench, options: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
-    started = time.monotonic()
-    workload = build(row, arrays, steps=options.steps, seed=options.seed)
     oracle = Oracle(workload, rows=options.check_rows, seed=options.seed)
-    if options.group == OWN_GROUP:
-        yield {
-            "row": row.name,
-            "selected_bytes": workload.selected_bytes,
-            "distinct_bytes": workload.distinct_bytes,
-            "attended": workload.steps[0].host.attended,
-        }
-    for candidate in _candidates(options.group, workload, cached):
-        if f"{candidate.name}@{row.name}" in finished:
+    for candidate in candidates:
+        about = {"row": workload.row.name, "candidate": candidate.name}
+        if f"{candidate.name}@{workload.row.name}" in options.finished.split(","):
             continue
-        about = {"row": row.name, "candidate": candidate.name}
-        yield {**about, "started": True}
+        yield about | {"started": True}
         about |= {"title": candidate.title, "format": candidate.format, "kind": candidate.kind}
         try:
             yield about | measure(candidate, workload, bench, oracle, samples=options.samples)
@@ -156,12 +145,8 @@ def _row(
         except Exception as error:
             traceback.print_exc()
             yield about | {"failed": one_line(f"{type(error).__name__}: {error}")}
-            # After a fault the context is lost and every later call fails too; a new process can go on.
+            # After a fault the context is lost: this raises too, and a new process goes on behind it.
             bench.stopwatch.stream.sync()
-    workload.cache.clear()
-    del workload, oracle
-    arrays.release()
-    yield {"row": row.name, "seconds": round(time.monotonic() - started, 2)}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -499,8 +499,8 @@ def test_a_report_compares_with_the_better_ceiling_and_ignores_wrong_peers():
 def test_the_markdown_has_every_figure_and_every_reason():
     text = report.markdown(canned())
     for line in (
-        "| tp1_b32_kv8k_q8 | 1024 | 302.0 | 4.0 | 44.0 | 36.0 | 55.0 | 54.9 to 55.3 | 1.25 | 1.45 | 5.45 | 5.45 "
-        "| 74.3 |",
+        "| tp1_b32_kv8k_q8 | 1024 | 302.0 | 4.0 | 44.0 | 36.0 | 55.0 | 54.9 to 55.3 | 1.25 | 1.45 | 5.45 "
+        "| 5.45 | 74.3 |",
         "| tp4_b1_kv1m_q1 | 1 | 0.3 | 4.1 | 5.6 | - | 8.4 | 8.3 to 8.7 | 1.50 | 1.45 | - | - | 7.2 |",
         "| tp4_b1_kv1m_q1 | 8.4 | - | 7.0 (wrong) |",
         "* unfused: nvmath is not installed",
@@ -655,3 +655,74 @@ def replace_views(workload):
     from msa_cudacore.pool import PoolViews
 
     return replace(workload, views=PoolViews(*(view.numpy() for view in workload.views)))
+
+
+class FakeDevice(FakeStopwatch):
+    def __init__(self, ordinal):
+        pass
+
+    class _Timing:
+        median = 480.0
+
+    def linear_read(self, size):
+        return self._Timing()
+
+
+def test_a_worker_tells_what_it_did_row_by_row(monkeypatch, small, capsys):
+    """Skips, failures and figures of a group, and what was finished before is left out."""
+
+    class Failing(FakeCandidate):
+        name = "failing"
+
+        def variants(self, workload, bench):
+            raise OSError("cannot open /tmp/cache/x")
+
+    class Skipping(FakeCandidate):
+        name = "skipping"
+
+        def variants(self, workload, bench):
+            raise Unavailable("needs more memory")
+
+    candidates = [kind(small) for kind in (Failing, Skipping, FakeCandidate)]
+    monkeypatch.setattr(
+        worker,
+        "build",
+        lambda row, arrays, *, steps, seed: replace(small, row=replace(small.row, name=row.name)),
+    )
+    monkeypatch.setattr(worker, "choose", lambda device, wanted: small.arrays)
+    monkeypatch.setattr(worker, "Stopwatch", FakeDevice)
+    monkeypatch.setattr(worker.environment, "clocks", lambda ordinal: None)
+    monkeypatch.setattr(peers, "load", lambda group: candidates)
+    rows = "tp1_b1_kv200k_q1,tp4_b1_kv1m_q1"
+    finished = "fake@tp1_b1_kv200k_q1"
+    assert worker.main(["--group", "torch", "--rows", rows, "--samples", "5", "--finished", finished]) == 0
+    lines = capsys.readouterr().out.split("\n")
+    records = [json.loads(line[1:]) for line in lines if line.startswith(worker.RECORD)]
+    told = [
+        (
+            one["row"].partition("_")[0],
+            one["candidate"],
+            one.get("failed") or one.get("skipped") or one["median_us"],
+        )
+        for one in records
+        if "candidate" in one and "started" not in one
+    ]
+    refusals = [("failing", "OSError: cannot open x"), ("skipping", "needs more memory")]
+    assert told == [("tp1", *one) for one in refusals] + [("tp4", *one) for one in refusals] + [
+        ("tp4", "fake", 4.0)
+    ]
+    assert records[0]["arrays"] == "numpy" and [
+        one["row"] for one in records if "seconds" in one
+    ] == rows.split(",")
+
+
+def test_an_absent_group_costs_nothing(monkeypatch, capsys):
+    def load(group):
+        raise Unavailable("nvmath is not installed")
+
+    monkeypatch.setattr(peers, "load", load)
+    assert worker.main(["--group", "unfused", "--rows", "tp4_b1_"]) == 0
+    assert (
+        capsys.readouterr().out
+        == worker.RECORD + '{"candidate": "unfused", "skipped": "nvmath is not installed"}\n'
+    )
