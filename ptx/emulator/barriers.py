@@ -8,7 +8,7 @@ from .clocks import acquire_into, clear_row, join_rows
 from .fragments import count_lanes
 from .jit import inlined, unit
 from .layout import (
-    B_ARRIVED, B_EXPECTED, B_GENERATION, B_REDUCE, B_REDUCE_KIND, B_WARPS, C_ALIVE, C_FIRST_SLOT, C_WARPS,
+    B_ARRIVED, B_EXPECTED, B_GENERATION, B_LANES, B_REDUCE, B_REDUCE_KIND, B_WARPS, C_ALIVE, C_FIRST_SLOT, C_WARPS,
     F_BARRIER_COUNT, FR_BASE, FR_KEY, FR_MASK, FR_PC, FR_STATE, FRAG_BARRIER, FRAG_READY, FRAGMENTS, P_D, P_X,
     W_ALIVE, W_CTA, W_INDEX, W_STATUS, WARP_BLOCKED, WARP_READY,
 )
@@ -90,7 +90,9 @@ def barrier_arrive(F, P, W, FR, C, B, VC, K, BV, slot, f, pc, number, expected, 
     if B[row, B_WARPS] & bit == 0:
         B[row, B_WARPS] |= bit
         B[row, B_ARRIVED] += 32 - count_lanes(W[slot, W_ALIVE])
+        B[row, B_LANES + W[slot, W_INDEX]] = np.int64(0xFFFFFFFF) & ~W[slot, W_ALIVE]
     B[row, B_ARRIVED] += count_lanes(mask)
+    B[row, B_LANES + W[slot, W_INDEX]] |= mask
     if kind == RED_POPC:
         B[row, B_REDUCE] += count_lanes(votes & mask)
     elif kind == RED_AND:

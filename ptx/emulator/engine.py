@@ -23,7 +23,7 @@ from .lanes_memory import fault, first_lane, memory_instruction
 from .lanes_predicate import predicate_lanes
 from .lanes_warp import warp_lanes
 from .layout import (
-    C_ALIVE, F_BARRIER_NUMBER, F_BREAK, F_BRX, F_DIVERGED, F_GUARD_DIVERGED, F_MEMBER, F_STACK, F_TRAP,
+    C_ALIVE, F_ABSENT, F_BARRIER_NUMBER, F_BREAK, F_BRX, F_DIVERGED, F_GUARD_DIVERGED, F_MEMBER, F_STACK, F_TRAP,
     FR_BASE, FR_DEPTH, FR_LOCAL, FR_MASK, FR_PC, FR_RECORD, FR_STATE, FRAG_FREE, FRAG_KEY, FRAG_MEMBERS, FRAG_READY,
     FRAG_RECONVERGE, FRAGMENTS, G_BANKS, G_BUDGET, G_CHECK_CONVERGENCE, G_CHECK_MEMORY, G_CHECK_RACES, G_CLOCK,
     G_EVENTS, G_LIMIT, G_LOCAL_HOST, G_LOCAL_INIT, G_LOCAL_SIZE, G_MAX_DEPTH, G_QUANTUM, G_RANDOM, G_SLOTS, G_STEPS,
@@ -364,8 +364,13 @@ def run(F, P, V, W, FR, RC, RS, C, B, A, G, T, VC, VF, VP, K, BV, SK, SV, N, OUT
                     c = c + base if c >= 0 else ~c
                     e = e + base if e >= 0 else ~e
                     z = P[pc, P_Z]
-                    _warp_lanes(addresses[U_WARP], F, op, d + base if d >= 0 else -1, a, b, c, e, P[pc, P_X],
-                                P[pc, P_Y], z + base if z >= 0 else -1, m, G[G_CLOCK] + executed, next_random(G))
+                    absent = _warp_lanes(addresses[U_WARP], F, op, d + base if d >= 0 else -1, a, b, c, e, P[pc, P_X],
+                                         P[pc, P_Y], z + base if z >= 0 else -1, m, G[G_CLOCK] + executed,
+                                         next_random(G))
+                    if absent and G[G_CHECK_CONVERGENCE]:
+                        OUT[OUT_CODE] = fault(OUT, F_ABSENT, (absent - 1) % 32, (absent - 1) // 32, m, 0)
+                        reason = LEAVE_FAULT
+                        break
                 pc += 1
             elif family == PYTHON:
                 if m:

@@ -13,7 +13,7 @@ import numpy as np
 from .bitcast import popcount as count_lanes
 from .jit import compiled, inlined
 from .layout import (
-    B_ARRIVED, B_WARPS, C_ALIVE, FR_BASE, FR_DEPTH, FR_LOCAL, FR_MASK, FR_PC, FR_RECORD, FR_STATE, FRAG_FREE,
+    B_ARRIVED, B_LANES, B_WARPS, C_ALIVE, FR_BASE, FR_DEPTH, FR_LOCAL, FR_MASK, FR_PC, FR_RECORD, FR_STATE, FRAG_FREE,
     FRAG_MEMBERS, FRAG_READY, FRAG_RECONVERGE, FRAGMENTS, RC_BASE, RC_MASK, RC_PARENT, RC_PC, RC_USED, RC_WAITING, RECORDS,
     W_ALIVE, W_CTA, W_CURRENT, W_FRAGMENTS, W_INDEX, W_STATUS, WARP_BLOCKED, WARP_DONE, WARP_READY,
 )
@@ -177,9 +177,11 @@ def exit_lanes(W, FR, RC, C, B, slot, f, mask):
     cta = W[slot, W_CTA]
     warp_bit = np.int64(1) << W[slot, W_INDEX]
     for k in range(16):
-        # Lanes that ended count as arrived at a barrier where their warp waits.
+        # Lanes that ended without arriving count as arrived at a barrier where their warp waits.
         if B[cta * 16 + k, B_WARPS] & warp_bit:
-            B[cta * 16 + k, B_ARRIVED] += count_lanes(mask)
+            lanes = B_LANES + W[slot, W_INDEX]
+            B[cta * 16 + k, B_ARRIVED] += count_lanes(mask & ~B[cta * 16 + k, lanes])
+            B[cta * 16 + k, lanes] |= mask
     record = FR[slot, f, FR_RECORD]
     if mask == FR[slot, f, FR_MASK]:
         FR[slot, f, FR_STATE] = FRAG_FREE

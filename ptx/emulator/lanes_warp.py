@@ -9,6 +9,8 @@ from .jit import inlined, unit
 from .lanes_float import F_ABS, F_NAN, pick_f32
 from .opcodes import ACTIVEMASK, CLOCK, ELECT, MATCH, MOV_SPECIAL, REDUX, REDUX_F, SHFL, VOTE, WARP_SYNC
 
+#: Member mask of the old shuffles without .sync, which may read any lane.
+ALL_UNCHECKED = np.uint64(0x1FFFFFFFF)
 SHUFFLE_MODES = {"up": 0, "down": 1, "bfly": 2, "idx": 3}
 VOTE_MODES = {"all": 0, "any": 1, "uni": 2, "ballot": 3}
 REDUX_MODES = {"add": 0, "min": 1, "max": 2, "and": 3, "or": 4, "xor": 5}
@@ -99,9 +101,12 @@ def reduce_floats(F, a, e, x, y, m, lane):
     return r
 
 
-@unit("void", "U2 i i i i i i i i i i i i")
+@unit("i", "U2 i i i i i i i i i i i i")
 def warp_lanes(F, op, d, a, b, c, e, x, y, p, mask, clock, noise):
-    """WARP family for the lanes of `mask`. p: predicate output row (-1 none); e: row of the member mask."""
+    """WARP family for the lanes of `mask`. p: predicate output row (-1 none); e: row of the member mask.
+
+    Returns 0, or 1 + 32 * source + lane for a shuffle in which `lane` reads a lane that does not take part.
+    """
     if op == MOV_SPECIAL:
         for i in range(32):
             if (mask >> i) & 1:
@@ -112,10 +117,12 @@ def warp_lanes(F, op, d, a, b, c, e, x, y, p, mask, clock, noise):
         for i in range(32):
             if (mask >> i) & 1:
                 j, inside = shuffle_source(i, np.int64(F[b, i] & M32), np.int64(F[c, i] & M32), x)
-                # Reading a lane that takes no part gives an unpredictable value: poison it.
-                v = values[j] if (mask >> j) & 1 else np.uint64(noise) ^ np.uint64(0xDEADBEEF)
+                # The value of a lane that takes no part is unpredictable; without a member mask it is poisoned.
+                present = (mask >> j) & 1 != 0
+                if not present and inside and F[e, i] != ALL_UNCHECKED:
+                    return 1 + 32 * j + i
                 if d >= 0:
-                    F[d, i] = v & M32
+                    F[d, i] = values[j] & M32 if present else np.uint64(noise) & M32
                 if inside:
                     inside_mask |= 1 << i
         if p >= 0:
@@ -197,3 +204,4 @@ def warp_lanes(F, op, d, a, b, c, e, x, y, p, mask, clock, noise):
         for i in range(32):
             if (mask >> i) & 1:
                 F[d, i] = value
+    return 0

@@ -36,9 +36,9 @@ RECORDS = 96
  C_READ, C_READ_LINES, C_READERS, C_GROUP_SLOT, C_GROUP_SLOTS, C_GRANULES, C_LINEAR, C_THREADS) = range(19)
 C_COLUMNS = 19
 
-# ---- named barriers: B[cta * 16 + id, column]
-(B_EXPECTED, B_ARRIVED, B_WARPS, B_GENERATION, B_REDUCE, B_REDUCE_KIND) = range(6)
-B_COLUMNS = 6
+# ---- named barriers: B[cta * 16 + id, column]; from B_LANES on the mask of arrived lanes of each warp
+(B_EXPECTED, B_ARRIVED, B_WARPS, B_GENERATION, B_REDUCE, B_REDUCE_KIND, B_LANES) = range(7)
+B_COLUMNS = B_LANES + 32
 
 # ---- allocations: A[index, column], sorted by address; the host pointer of the bytes and of the shadow cells
 (A_BEGIN, A_END, A_HOST, A_WRITE, A_READ, A_FLAGS) = range(6)
@@ -62,10 +62,10 @@ LEAVE_PYTHON, LEAVE_FAULT, LEAVE_IDLE, LEAVE_TICK, LEAVE_CTA, LEAVE_LIMIT, LEAVE
 FAULTS = {
     1: "out-of-bounds", 2: "misaligned", 3: "uninitialised", 4: "race", 5: "race", 6: "read-only", 7: "divergence",
     8: "divergence", 9: "trap", 10: "barrier", 11: "barrier", 12: "address-space", 13: "call-stack", 14: "cluster-exit",
-    15: "brx", 16: "member-mask", 17: "race", 18: "operand", 19: "breakpoint", 20: "proxy",
+    15: "brx", 16: "divergence", 17: "divergence", 18: "operand", 19: "breakpoint", 20: "proxy",
 }
 (F_BOUNDS, F_ALIGN, F_UNINITIALISED, F_RACE_WRITE, F_RACE_READ, F_READ_ONLY, F_DIVERGED, F_GUARD_DIVERGED, F_TRAP,
- F_BARRIER_COUNT, F_BARRIER_NUMBER, F_SPACE, F_STACK, F_CLUSTER_EXIT, F_BRX, F_MEMBER, F_RACE_LANES, F_OPERAND,
+ F_BARRIER_COUNT, F_BARRIER_NUMBER, F_SPACE, F_STACK, F_CLUSTER_EXIT, F_BRX, F_MEMBER, F_ABSENT, F_OPERAND,
  F_BREAK, F_PROXY) = range(1, 21)
 
 # ---- address map (bytes). A shared address is rank << 24 | offset, so one 32-bit window holds a whole cluster.

@@ -619,6 +619,8 @@ class Machine:
             if aux2:
                 return (f"lanes {address & ~aux:#010x} are in the member mask {address:#010x} but predicated off"), None
             return f"a lane executes with member mask {address:#010x} that does not name it (executing {aux:#010x})", None
+        if code == L.F_ABSENT:
+            return f"shfl reads lane {address}, which does not execute it (executing {aux:#010x})", None
         if code == L.F_BARRIER_COUNT:
             return (f"barrier {address}: thread count {aux if aux >= 0 else 'of the whole CTA'}, but earlier arrivals of "
                     f"this phase gave {aux2 if aux2 >= 0 else 'the whole CTA'}"), None

@@ -8,7 +8,7 @@ from .barriers import ARRIVE, RED_AND, RED_OR, RED_POPC, SYNC
 from .decode import WIDTHS
 from .forms import row
 from .lanes_float import F_ABS, F_NAN
-from .lanes_warp import REDUX_MODES, SHUFFLE_MODES, VOTE_MODES
+from .lanes_warp import ALL_UNCHECKED, REDUX_MODES, SHUFFLE_MODES, VOTE_MODES
 from .model import Group, Immediate, Pair, Register, Sink, Symbol
 
 
@@ -175,7 +175,7 @@ def _split(b, operand):
 def shuffle(b, ins):
     d, p = _split(b, ins.operands[0])
     a, lane, clamp = (b.value(o, "b32") for o in ins.operands[1:4])
-    members = b.value(ins.operands[4], "b32") if len(ins.operands) > 4 else b.constant(0xFFFFFFFF)
+    members = b.value(ins.operands[4], "b32") if len(ins.operands) > 4 else b.constant(int(ALL_UNCHECKED))
     b.emit(O.SHFL, d=d, a=a, b=lane, c=clamp, e=members, x=SHUFFLE_MODES[ins.modifiers[0]], z=p, defs="dz",
            sync=L.SYNC_MASK if ins.name.endswith("sync") else L.SYNC_NONE)
 

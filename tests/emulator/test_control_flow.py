@@ -209,7 +209,14 @@ def test_member_mask_without_the_executing_lane_is_reported():
     body = PROLOGUE + "shfl.sync.idx.b32 %r1, %r0, 0, 31, 0xFFFF; st.global.b32 [%d0], %r1;"
     with pytest.raises(emulator.Fault) as caught:
         run(body, np.zeros(32, np.uint32))
-    assert caught.value.kind == "member-mask" and caught.value.lane == 16
+    assert caught.value.kind == "divergence" and caught.value.lane == 16
+
+
+def test_a_shuffle_from_an_absent_lane_is_reported():
+    body = PROLOGUE + "setp.ge.u32 %p1, %r0, 20; @%p1 exit; shfl.sync.down.b32 %r1, %r0, 3, 31, -1;"
+    with pytest.raises(emulator.Fault) as caught:
+        run(body, np.zeros(32, np.uint32))
+    assert caught.value.kind == "divergence" and caught.value.lane == 17 and "reads lane 20" in str(caught.value)
 
 
 def test_divergence_at_an_aligned_barrier_is_reported():
