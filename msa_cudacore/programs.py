@@ -12,6 +12,7 @@ import numpy as np
 from .arguments import Tensor
 from .blackwell import BlackwellProgram
 from .contract import Call, Problem
+from .emulated import EmulatedProgram
 from .launch import device as device_module
 from .launch.device import DeviceFacts
 from .portable import PortableProgram
@@ -57,7 +58,9 @@ class ReferenceProgram:
         return Bound(steps=(step,), plan=plan, device=None)
 
 
-PROGRAMS: tuple[Program, ...] = (BlackwellProgram(), PortableProgram(), ReferenceProgram())
+PROGRAMS: tuple[Program, ...] = (
+    BlackwellProgram(), PortableProgram(), ReferenceProgram(), EmulatedProgram(),
+)
 """Every program, the one that `auto` prefers first."""
 
 _SYNONYMS = {"cake": "auto"}
@@ -90,8 +93,9 @@ def select(backend: str, place: str, ordinal: int) -> tuple[Program, DeviceFacts
     fitting = [program for program in named if program.place == place]
     if not fitting:
         wanted = "CUDA device" if named[0].place == "cuda" else "host"
+        given = "the host" if place == "cpu" else f"cuda:{ordinal}"
         raise ValueError(
-            f"backend {backend!r} serves {wanted} arrays and q lies on {'the host' if place == 'cpu' else f'cuda:{ordinal}'}; "
+            f"backend {backend!r} serves {wanted} arrays and q lies on {given}; "
             f"accepted are arrays where the backend runs, or backend='auto'"
         )
     device = None if place == "cpu" else device_module.facts(ordinal)
