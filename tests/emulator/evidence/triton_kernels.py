@@ -158,7 +158,10 @@ def locked_sum(x, total, lock, BLOCK: tl.constexpr):
     v = tl.sum(tl.load(x + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)), axis=0)
     while tl.atomic_cas(lock, 0, 1, sem="acquire") == 1:
         pass
-    tl.store(total, tl.load(total) + v)
+    before = tl.load(total)
+    # All warps load, one thread stores.
+    tl.debug_barrier()
+    tl.store(total, before + v)
     tl.debug_barrier()
     tl.atomic_xchg(lock, 0, sem="release")
 

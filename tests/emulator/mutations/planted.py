@@ -63,7 +63,7 @@ _RING_FAULTS = dict(
     wrong_phase_of_ready=_kinds("race uninitialised"),
     waits_for_other_stage=_kinds("race uninitialised"),
     wrong_phase_of_empty=_kinds("deadlock"),
-    early_reuse=_kinds("race"),
+    early_reuse=_kinds("race mbarrier"),
     missing_release=_kinds("deadlock"),
     missing_expect=_kinds("mbarrier race uninitialised"),
     arrives_twice=_kinds("mbarrier"),
@@ -77,9 +77,8 @@ _RING_FAULTS = dict(
 
 _STORE_FAULTS = dict(
     missing_proxy_fence=_kinds("proxy"),
-    missing_warp_barrier=_kinds("race proxy uninitialised"),
-    missing_read_wait=_kinds("race"),
-    missing_commit=_kinds("race"),
+    missing_read_wait=_kinds("race cluster-exit"),
+    missing_commit=_kinds("race cluster-exit"),
     hole_in_tile=_kinds("uninitialised"),
     misaligned_source=_kinds("misaligned"),
 )
@@ -148,7 +147,7 @@ _SCALED_FAULTS = dict(
     scales_in_one_quarter=_kinds("uninitialised"),
     scales_never_written=_kinds("uninitialised"),
     scales_overlap_result=_kinds("tensor-memory race"),
-    scales_overwritten=_kinds("race"),
+    scales_overwritten=_kinds("race tensor-memory"),
 )
 
 _EXCHANGE_FAULTS = dict(
@@ -176,7 +175,7 @@ _SHARING_FAULTS = dict(
     missing_barrier=_kinds("race uninitialised"),
     warp_barrier_only=_kinds("race uninitialised"),
     barrier_in_divergent_code=_kinds("divergence"),
-    one_warp_skips_barrier=_kinds("deadlock"),
+    one_warp_skips_barrier=_kinds("deadlock race uninitialised"),
     barriers_of_different_names=_kinds("deadlock"),
     barrier_waits_for_too_many=_kinds("deadlock"),
     barrier_of_no_warp_multiple=_kinds("barrier"),
@@ -191,7 +190,7 @@ _SHARING_FAULTS = dict(
     two_blocks_one_word=_kinds("race"),
     plain_add=_kinds("race"),
     shuffle_from_absent_lane=_kinds("divergence"),
-    warp_barrier_with_absent_lanes=_kinds("divergence deadlock"),
+    membermask_without_itself=_kinds("divergence"),
 )
 
 _STAGED_FAULTS = dict(
@@ -208,7 +207,6 @@ _FRAGMENT_FAULTS = dict(
     misaligned_row=_kinds("misaligned"),
     row_past_the_end=_kinds("out-of-bounds"),
     hole_in_tile=_kinds("uninitialised"),
-    missing_warp_barrier=_kinds("race uninitialised"),
     mma_by_half_a_warp=_kinds("divergence"),
 )
 

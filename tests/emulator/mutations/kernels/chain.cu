@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(128) chain(const u32* a, const u16*
     if (thread == 0) {
       if (fault != Fault::missing_fence_after) ptx::tcgen05_fence_after_thread_sync();
       const u64 descriptor = u64((ptx::shared_address(operand) & 0x3ffff) >> 4) | u64(LBO >> 4) << 16 | u64(SBO >> 4) << 32 | 1ull << 46;
-      ptx::tcgen05_mma_f16_tensor_shared(tensor, tensor + A_COLUMN, descriptor, INSTRUCTION, 0);  // <- missing_wait_st missing_fence_before missing_barrier missing_fence_after operand_overlaps_result missing_wait_ld missing_wait_for_mma
+      ptx::tcgen05_mma_f16_tensor_shared(tensor, tensor + A_COLUMN, descriptor, INSTRUCTION, 0);  // <- missing_wait_st missing_fence_before missing_barrier missing_fence_after operand_overlaps_result missing_wait_ld missing_wait_for_mma same_phase_twice
       ptx::tcgen05_commit(bar);
     }
     __syncwarp();

@@ -8,16 +8,16 @@ extern "C" __global__ void __launch_bounds__(32) fragments(const u16* a, const u
   __shared__ alignas(128) u16 tb[16 * 16];
   const u32 lane = threadIdx.x;
   for (u32 i = lane; i < 256; i += 32) {
-    if (fault != Fault::hole_in_tile || i != 100) ta[i] = a[i];  // <- missing_warp_barrier
-    tb[i] = b[i];  // <- missing_warp_barrier
+    if (fault != Fault::hole_in_tile || i != 100) ta[i] = a[i];
+    tb[i] = b[i];
   }
-  if (fault != Fault::missing_warp_barrier) __syncwarp();
+  __syncwarp();
   // A is stored transposed, so that the transposing load gives its rows: matrix l / 8 covers rows 8 * (l / 8 % 2) of A.
   const u32 row = lane % 8 + lane / 16 * 8, column = lane / 8 % 2 * 8;
   const u32 shift = fault == Fault::misaligned_row ? 2 * (lane % 8) : fault == Fault::row_past_the_end ? 0x40000 : 0;
   u32 ra[4], rb[4];
-  ptx::ldmatrix_x4_trans_b16(ptx::shared_address(&ta[row * 16 + column]) + shift, ra);  // <- misaligned_row row_past_the_end hole_in_tile missing_warp_barrier
-  ptx::ldmatrix_x4_trans_b16(ptx::shared_address(&tb[(lane % 16) * 16 + lane / 16 * 8]), rb);  // <- missing_warp_barrier
+  ptx::ldmatrix_x4_trans_b16(ptx::shared_address(&ta[row * 16 + column]) + shift, ra);  // <- misaligned_row row_past_the_end hole_in_tile
+  ptx::ldmatrix_x4_trans_b16(ptx::shared_address(&tb[(lane % 16) * 16 + lane / 16 * 8]), rb);
   float c[4] = {0, 0, 0, 0};
   const uint4 fragment = make_uint4(ra[0], ra[1], ra[2], ra[3]);
   if (fault == Fault::mma_by_half_a_warp) {

@@ -53,11 +53,11 @@ extern "C" __global__ void __launch_bounds__(128) product(const u16* a, const u1
   ptx::tcgen05_fence_after_thread_sync();
   const u32 tensor = shared.tensor;  // <- missing_barrier_before_mma
   if (thread == 0) {
-    constexpr u32 n = fault == Fault::illegal_n ? 20 : fault == Fault::n_past_the_allocation ? 64 : N;
+    constexpr u32 n = fault == Fault::illegal_n ? 264 : fault == Fault::n_past_the_allocation ? 64 : N;
     constexpr u32 reserved = fault == Fault::reserved_bit ? 1u << 29 : 0;
     constexpr u32 m = fault == Fault::illegal_m ? 112 : 128;
     constexpr u32 format = fault == Fault::illegal_format ? 3u << 7 : 0;
-    constexpr u32 instruction = 1u << 4 | (n >> 3) << 17 | (m >> 4) << 24 | reserved | format | (fault == Fault::illegal_n ? 1u << 17 : 0);
+    constexpr u32 instruction = 1u << 4 | (n >> 3) << 17 | (m >> 4) << 24 | reserved | format;
     const u64 da = descriptor_of(ptx::shared_address(shared.a)), db = descriptor_of(ptx::shared_address(shared.b));
     const u32 first = fault == Fault::accumulates_onto_nothing ? 1 : 0;
     const u32 d = tensor + (fault == Fault::accumulator_past_the_allocation ? 24 : 0);

@@ -62,12 +62,10 @@ extern "C" __global__ void __launch_bounds__(128)
     constexpr u32 instruction = format | 1u << 10 | (N >> 3) << 17 | m | scale_id | major;
     ptx::tensor_copy_scales(tensor + A_SCALES, descriptor_of(ptx::shared_address(shared.scales), 16, 128));  // <- scales_overlap_result
     ptx::tcgen05_mma_mxf4nvf4_shared_shared(tensor, descriptor_of(ptx::shared_address(shared.a), LBO, SBO), descriptor_of(ptx::shared_address(shared.b), LBO, SBO), instruction, tensor + A_SCALES, tensor + (fault == Fault::scales_never_written ? 24 : B_SCALES), 0);  // <- scales_in_one_quarter illegal_scale_id code_of_other_kind illegal_m transposed_operand scales_never_written scales_overlap_result scales_overwritten
-    if (fault == Fault::scales_overwritten) {
-      ptx::tensor_copy_scales(tensor + A_SCALES, descriptor_of(ptx::shared_address(shared.scales), 16, 128));  // <- scales_overwritten
-    }
     ptx::tcgen05_commit(bar);
   }
   __syncwarp();
+  if (fault == Fault::scales_overwritten && warp == 0) ptx::tcgen05_st_32x32b(tensor + B_SCALES, words);  // <- scales_overwritten
   ptx::mbarrier_wait_parity(bar, 0);
   ptx::tcgen05_fence_after_thread_sync();
   u32 r[16];

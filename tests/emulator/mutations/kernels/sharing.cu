@@ -9,7 +9,8 @@ extern "C" __global__ void __launch_bounds__(64) sharing(const u32* in, u32* out
   __shared__ u32 unused[64];
   const u32 thread = threadIdx.x, n = 64 * gridDim.x;
   const u32 i = 64 * blockIdx.x + thread;
-  u32 table[4];
+  // volatile keeps the table in local memory.
+  volatile u32 table[4];
 #pragma unroll
   for (u32 k = 0; k < 4; ++k) table[k] = thread * k;
   const u32 source = fault == Fault::global_load_past_the_end ? i + n : fault == Fault::global_load_before_the_start ? i - n : i;
@@ -31,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(64) sharing(const u32* in, u32* out
     __syncthreads();
   }
   const u32 shift = fault == Fault::shared_load_past_the_end ? 0x40000 : fault == Fault::misaligned_shared_load ? 2 : 0;
-  u32 turned = ptx::ld_shared(ptx::shared_address(&words[63 - thread]) + shift);  // <- missing_barrier warp_barrier_only shared_load_past_the_end misaligned_shared_load
+  u32 turned = ptx::ld_shared(ptx::shared_address(&words[63 - thread]) + shift);  // <- missing_barrier one_warp_skips_barrier warp_barrier_only shared_load_past_the_end misaligned_shared_load
   if (fault == Fault::uninitialised_shared) turned += unused[thread];  // <- uninitialised_shared
   const u32 k = turned % 4;
   if (fault == Fault::local_past_the_end) {
@@ -53,5 +54,5 @@ extern "C" __global__ void __launch_bounds__(64) sharing(const u32* in, u32* out
   if (fault == Fault::shuffle_from_absent_lane && thread % 32 < 16) {
     out[i] = __shfl_sync(0xffffffffu, turned, 20);  // <- shuffle_from_absent_lane
   }
-  if (fault == Fault::warp_barrier_with_absent_lanes && thread % 32 != 7) ptx::bar_warp_sync(0xffffffffu);  // <- warp_barrier_with_absent_lanes
+  if (fault == Fault::membermask_without_itself) ptx::bar_warp_sync(0x7fffffffu);  // <- membermask_without_itself
 }

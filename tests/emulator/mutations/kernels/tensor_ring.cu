@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(64) tensor_ring(const __grid_consta
       if (fault == Fault::missing_expect) {
         ptx::mbarrier_arrive(ready);  // <- missing_expect
       } else {
-        ptx::mbarrier_arrive_expect_tx(ready, bytes);  // <- bytes_too_few
+        ptx::mbarrier_arrive_expect_tx(ready, bytes);  // <- bytes_too_few early_reuse
         if (fault == Fault::arrives_twice) ptx::mbarrier_arrive(ready);  // <- arrives_twice
       }
       const u32 shift = fault == Fault::misaligned_destination ? 16 : 0;
@@ -63,6 +63,6 @@ extern "C" __global__ void __launch_bounds__(64) tensor_ring(const __grid_consta
       sum += shared.stage[s][32 * i + lane];  // <- missing_wait wrong_phase_of_ready missing_expect bytes_too_few early_reuse count_one_too_few waits_for_other_stage arrives_twice loads_twice box_one_row_too_tall
     }
     out[tile * 32 + lane] = sum;
-    if (fault != Fault::missing_release) ptx::mbarrier_arrive(ptx::shared_address(&shared.empty[s]));  // <- missing_barrier_after_init
+    if (fault != Fault::missing_release) ptx::mbarrier_arrive(ptx::shared_address(&shared.empty[s]));  // <- missing_barrier_after_init count_one_too_few
   }
 }

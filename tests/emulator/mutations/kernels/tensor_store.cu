@@ -11,13 +11,13 @@ extern "C" __global__ void __launch_bounds__(32) tensor_store(const __grid_const
   for (u32 half = 0; half < 2; ++half) {
     for (u32 i = lane; i < ROWS * COLUMNS; i += 32) {
       if (fault == Fault::hole_in_tile && i == 77) continue;
-      tile[i] = 100.0f * static_cast<float>(half * ROWS + i / COLUMNS) + static_cast<float>(i % COLUMNS);  // <- missing_read_wait missing_warp_barrier missing_commit
+      tile[i] = 100.0f * static_cast<float>(half * ROWS + i / COLUMNS) + static_cast<float>(i % COLUMNS);  // <- missing_read_wait missing_commit
     }
     if (fault != Fault::missing_proxy_fence) ptx::fence_proxy_async_shared_cta();
-    if (fault != Fault::missing_warp_barrier) __syncwarp();
+    __syncwarp();
     if (lane == 0) {
       const u32 from = ptx::shared_address(tile) + (fault == Fault::misaligned_source ? 32 : 0);
-      ptx::tensor_store_2d(map, 0, half * ROWS, from);  // <- missing_proxy_fence missing_warp_barrier missing_read_wait missing_commit hole_in_tile misaligned_source
+      ptx::tensor_store_2d(map, 0, half * ROWS, from);  // <- missing_proxy_fence missing_read_wait missing_commit hole_in_tile misaligned_source
       if (fault != Fault::missing_commit) ptx::bulk_commit_group();
       if (fault != Fault::missing_read_wait) ptx::bulk_wait_read();
     }
