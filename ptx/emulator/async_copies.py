@@ -30,7 +30,7 @@ def _wait_key(warp, kind):
     return (kind, warp.cta.index, warp.index)
 
 
-def start(warp, kind, mask, label, read, write, *, proxy, claims=(), nbytes=0, report=None, signal=None):
+def start(warp, kind, mask, label, read, write, *, proxy, claims=(), sources=(), nbytes=0, report=None, signal=None):
     """Queue one copy as an agent.
 
     Args:
@@ -38,6 +38,7 @@ def start(warp, kind, mask, label, read, write, *, proxy, claims=(), nbytes=0, r
         read: function of the agent that returns the data; write: function of agent and data.
         claims: (cta, offset, bytes) shared ranges that the copy will write: they hold poison until then, and any
             access that is not ordered behind the copy is a race.
+        sources: the same for ranges that it will read; only writes to them are races.
         signal: function of the agent, the completion signal.
     """
     machine = warp.machine
@@ -50,6 +51,8 @@ def start(warp, kind, mask, label, read, write, *, proxy, claims=(), nbytes=0, r
         check_overlap(warp, cta, offset, size)
         machine.access.claim_shared(agent, cta.rank, offset, size, write=True)
         cta.shared.bytes[offset:offset + size] = 0xFF
+    for cta, offset, size in sources:
+        machine.access.claim_shared(agent, cta.rank, offset, size, write=False)
     data = []
 
     def do_read():
@@ -316,7 +319,8 @@ def bulk_to_cluster(warp, ins):
         start(warp, "bulk", 0, ins.text,
               lambda agent, o=source, n=size, c=own: access.read_shared(agent, c.rank, o, n),
               lambda agent, data, o=offset, c=cta: access.write_shared(agent, c.rank, o, data), proxy="async",
-              claims=[(cta, offset, size)], nbytes=size, report="bulk dsmem",
+              claims=[(cta, offset, size)], sources=[(own, source, size)], nbytes=size,
+              report="bulk dsmem",
               signal=lambda agent, c=b_cta, o=b_offset, n=size: complete_tx(agent, c, o, n, ins.name))
 
 
@@ -343,7 +347,7 @@ def bulk_store(warp, ins):
 
         start(warp, "bulk", 1 << lane, ins.text,
               lambda agent, o=source, n=size, c=own: access.read_shared(agent, c.rank, o, n), write, proxy="async",
-              nbytes=size, report="bulk store")
+              sources=[(own, source, size)], nbytes=size, report="bulk store")
 
 
 @operation("cp.async.bulk.prefetch", "L2 global L2::cache_hint?", "[a], b, c?")
@@ -421,7 +425,7 @@ def bulk_reduce_global(warp, ins):
 
         start(warp, "bulk", 1 << lane, ins.text,
               lambda agent, o=source, n=size, c=own: access.read_shared(agent, c.rank, o, n), write, proxy="async",
-              nbytes=size, report="bulk reduction")
+              sources=[(own, source, size)], nbytes=size, report="bulk reduction")
 
 
 @operation("cp.reduce.async.bulk", f"shared::cluster shared::cta mbarrier::complete_tx::bytes {_OPERATIONS} "
@@ -445,7 +449,7 @@ def bulk_reduce_cluster(warp, ins):
                                  lambda old: reduce_bytes(old, data, name, dtype))
 
         start(warp, "bulk", 0, ins.text, lambda agent, o=source, n=size, c=own: access.read_shared(agent, c.rank, o, n),
-              write, proxy="async", nbytes=size, report="bulk dsmem reduction",
+              write, proxy="async", sources=[(own, source, size)], nbytes=size, report="bulk dsmem reduction",
               signal=lambda agent, c=b_cta, o=b_offset, n=size: complete_tx(agent, c, o, n, ins.name))
 
 

@@ -112,6 +112,7 @@ def tcgen05_alloc(warp, ins):
         base = _meet(warp, "tcgen05.alloc", columns, act)
         if isinstance(base, Wait):
             return base
+    state.allocators[cta.index, base] = (warp.index, ins)
     warp.machine.access.write_shared(warp.agent, cta.rank, offset, np.array([base], np.uint32).view(np.uint8))
     return None
 
@@ -263,15 +264,21 @@ class Member:
         self.row = None
 
 
-def start(warp, ins, label, run):
-    """Queue an asynchronous instruction behind the earlier ones of this warp; ``run(toucher)`` does its work."""
+def start(warp, ins, label, run, claim):
+    """Queue an asynchronous instruction behind the earlier ones of this warp.
+
+    ``run(toucher)`` does its work later; ``claim(toucher)`` marks at once the cells that it will write, so that any
+    access in between is reported where it is made.
+    """
     machine, state = warp.machine, state_of(warp.machine)
     key = (warp.cta.index, warp.index)
     pipeline = state.pipelines.setdefault(key, [])
     agent = warp.spawn(label, proxy="async")
     clocks = machine.clocks
     own = warp_toucher(warp)
-    toucher = Toucher(agent, agent.slot, key, clocks.VC[agent.slot, :clocks.slots], own.fenced.copy(), state)
+    toucher = Toucher(agent, agent.slot, key, clocks.VC[agent.slot, :clocks.slots], own.fenced.copy(), state,
+                      queued=True)
+    claim(toucher)
     member = Member(agent, toucher)
     before = pipeline[-1] if pipeline else None
     pipeline.append(member)
@@ -350,18 +357,23 @@ def tcgen05_cp(warp, ins):
             warp.fault("tensor-memory", f"tcgen05.cp to lane {base_lane}: .{shape} starts at lane 0", lane=lane)
         ctas = pair_of(warp.cta) if group == 2 else [warp.cta]
 
-        def run(toucher, offsets=offsets, columns=columns, ctas=ctas):
+        cells = tuple(np.meshgrid(lanes, columns, indexing="ij"))
+
+        def run(toucher, offsets=offsets, cells=cells, ctas=ctas):
             for cta in ctas:
                 units = warp_access(toucher, cta, offsets.ravel())
                 if narrow is not None:
                     # FP4 goes to bits 5:2 of its byte and FP6 to bits 6:1, where the MMA looks for them.
                     units = padded_fp_elements(units, narrow) << (2 if narrow == E2M1 else 1)
                 words = np.ascontiguousarray(units.reshape(rows, nbytes)).view(np.uint32)
-                lane_grid, column_grid = np.meshgrid(lanes, columns, indexing="ij")
-                toucher.write(cta, lane_grid, column_grid, CP, ins)
-                state.memory(cta).cells[lane_grid, column_grid] = words[source_rows]
+                toucher.write(cta, *cells, CP, ins)
+                state.memory(cta).cells[cells] = words[source_rows]
 
-        start(warp, ins, ins.text, run)
+        def claim(toucher, cells=cells, ctas=ctas):
+            for cta in ctas:
+                toucher.write(cta, *cells, CP, ins, claim=True)
+
+        start(warp, ins, ins.text, run, claim)
         warp.machine.report.count_bytes("tensor memory copy", rows * nbytes * len(ctas))
 
 

@@ -133,29 +133,37 @@ class Product:
     def _accumulator(self):
         return accumulator_cells(self.idesc.m, self.idesc.n, self.group, self.weight_stationary)
 
+    def _results(self):
+        """(CTA, which elements, lanes, columns) of the accumulator in each CTA, lanes that are left alone taken out."""
+        cta_of, lane, column = self._accumulator()
+        d_lane, d_column = split_address(self.d)
+        lane, column = lane + d_lane, column + d_column
+        for part, cta in enumerate(self.ctas):
+            mine = cta_of == part
+            if self.disabled is not None:
+                mine = mine & ~self.disabled[part][lane]
+            if mine.any():
+                yield cta, mine, lane[mine], column[mine]
+
+    def claim(self, toucher):
+        for cta, _, lane, column in self._results():
+            toucher.write(cta, lane, column, MMA, self.ins, claim=True)
+
     def run(self, toucher):
         idesc = self.idesc
         a = np.concatenate([self._read_a(toucher, cta, part) for part, cta in enumerate(self.ctas)])
         b = np.concatenate([self._read_shared(toucher, cta, self.b_grid, idesc.b_format, idesc.b_mn_major,
                                               self.b_rows) for cta in self.ctas])
-        cta_of, lane, column = self._accumulator()
-        d_lane, d_column = split_address(self.d)
-        lane, column = lane + d_lane, column + d_column
         c = np.zeros((idesc.m, idesc.n), np.uint32)
-        for part, cta in enumerate(self.ctas):
-            mine = cta_of == part
-            if self.accumulate:
-                toucher.read(cta, lane[mine], column[mine], MMA, self.ins)
-                c[mine] = self.state.memory(cta).cells[lane[mine], column[mine]]
+        results = list(self._results())
+        if self.accumulate:
+            for cta, mine, lane, column in results:
+                toucher.read(cta, lane, column, MMA, self.ins)
+                c[mine] = self.state.memory(cta).cells[lane, column]
         out = self._multiply(toucher, a, b, c)
-        for part, cta in enumerate(self.ctas):
-            mine = cta_of == part
-            if self.disabled is not None:
-                mine = mine & ~self.disabled[part][lane]
-                if not mine.any():
-                    continue
-            toucher.write(cta, lane[mine], column[mine], MMA, self.ins)
-            self.state.memory(cta).cells[lane[mine], column[mine]] = out[mine]
+        for cta, mine, lane, column in results:
+            toucher.write(cta, lane, column, MMA, self.ins)
+            self.state.memory(cta).cells[lane, column] = out[mine]
 
     def _read_shared(self, toucher, cta, grid, fmt, mn_major, rows):
         units = warp_access(toucher, cta, grid.ravel())
@@ -274,7 +282,7 @@ def _issue(warp, ins, *, kind, scale_vector, scaled, weight_stationary):
                        "lane", lane=lane)
         product = Product(warp, ins, lane, idesc, d, a, b, in_tensor_memory, accumulate, scales, disabled, group,
                           weight_stationary)
-        start(warp, ins, ins.text, product.run)
+        start(warp, ins, ins.text, product.run, product.claim)
         warp.machine.report.count_mma(f"tcgen05 {kind}", idesc.m, idesc.n, idesc.k)
 
 

@@ -44,6 +44,8 @@ class TensorState:
         self.access_numbers: dict[tuple, int] = {}
         self.cta_group: int | None = None
         self.pipelines: dict[tuple, list] = {}
+        #: (CTA, base column) -> (warp, instruction) of the allocation
+        self.allocators: dict[tuple, tuple] = {}
 
     def memory(self, cta):
         if cta.index not in self.memories:
@@ -71,8 +73,9 @@ class TensorState:
         self.shadows.pop(cta.index, None)
         if memory is not None and memory.allocations and self.machine.checks.async_rules:
             held = ", ".join(f"{columns} columns at {base}" for base, columns in sorted(memory.allocations.items()))
+            warp, ins = self.allocators.get((cta.index, min(memory.allocations)), (None, None))
             raise self.machine.fault_at("tensor-memory", f"CTA {cta.index} exits without tcgen05.dealloc of {held}",
-                                        None, cta, None)
+                                        ins, cta, warp)
 
     def check_group(self, warp, group):
         """All tcgen05 instructions of a kernel use one .cta_group."""
@@ -103,11 +106,12 @@ class Toucher:
     """One warp or agent that accesses tensor memory, with the knowledge it may rely on.
 
     ``known`` (int64 per slot) is what it has synchronised with; ``fenced`` what fence::after_thread_sync covered.
+    ``queued``: an asynchronous instruction, which follows the earlier ones of its warp by itself.
     """
 
-    def __init__(self, who, slot, warp_key, known, fenced, state):
-        self.who, self.slot, self.warp_key, self.known, self.fenced, self.state = (who, slot, warp_key, known, fenced,
-                                                                                   state)
+    def __init__(self, who, slot, warp_key, known, fenced, state, *, queued=False):
+        self.who, self.slot, self.warp_key = who, slot, warp_key
+        self.known, self.fenced, self.state, self.queued = known, fenced, state, queued
 
     def _known(self, slot):
         """How much of another slot this one knows; of its own, what earlier occupants of the slot did."""
@@ -123,6 +127,8 @@ class Toucher:
                 if WarpFences.first_at(clocks, clock) is None:
                     return self._report("tensor-memory", access, what,
                                         f"without tcgen05.wait::{'ld' if access.kind == LD else 'st'} in between")
+            return None
+        if self.queued and access.kind in (MMA, CP) and access.warp_key == self.warp_key:
             return None
         if clock > self._known(slot):
             if access.kind in (MMA, CP):
@@ -177,8 +183,8 @@ class Toucher:
             self._check(shadow.conflicts_of_read(cells), f"{_KIND_NAMES[kind]} (read)", cta)
             shadow.record_read(cells, self.slot, self.clock(), self.state.info(kind, self.slot, self.warp_key, ins))
 
-    def write(self, cta, lanes, columns, kind, ins):
-        """Check and record a write of cells, and mark them initialised."""
+    def write(self, cta, lanes, columns, kind, ins, *, claim=False):
+        """Check and record a write of cells, and mark them initialised (not where it is a claim for later)."""
         memory = self.state.memory(cta)
         self._inside(memory, lanes, columns)
         if self.state.machine.checks.async_rules:
@@ -188,7 +194,8 @@ class Toucher:
             self._check(writes, f"{_KIND_NAMES[kind]} (write)", cta)
             self._check(reads, f"{_KIND_NAMES[kind]} (write)", cta)
             shadow.record_write(cells, self.slot, self.clock(), self.state.info(kind, self.slot, self.warp_key, ins))
-        memory.initialised[lanes, columns] = True
+        if not claim:
+            memory.initialised[lanes, columns] = True
 
     def check_free(self, cta, lanes, columns):
         """A deallocation must be ordered behind every access to its columns."""

@@ -152,6 +152,7 @@ def _store(warp, ins, reduction, report):
                                                                          dtype))
 
         start(warp, "bulk", 1 << int(lane), ins.text, read, write, proxy="async",
+              sources=[(own, o, n) for o, n in ranges_of(tile, units)],
               nbytes=len(box.rows) * (box.high - box.low), report=report)
 
 
