@@ -219,7 +219,7 @@ def test_doctor_prints_and_speaks_json():
     assert result.exit_code == 0 and "cuda-core" in result.stdout and "reference" in result.stdout
     found = json.loads(run("doctor", "--json").stdout)
     assert {package["name"] for package in found["packages"]} >= {"numpy", "cuda-core", "torch"}
-    assert found["host_programs"][-1] == "reference" and found["nvrtc"]
+    assert "reference" in found["host_programs"] and found["nvrtc"]
 
 
 def diagnose_with(monkeypatch, *, driver=(13, 0), facts=(), versions=None):
