@@ -1,0 +1,177 @@
+"""tcgen05 through PTX: products of every kind against recorded words and the arithmetic model, copies, allocation."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from msa_cudacore.ptx import emulator
+from msa_cudacore.ptx.emulator import tensor_core as tc
+
+sys.path.insert(0, str(Path(__file__).parent))
+from product_kernel import run  # noqa: E402
+
+WORDS = json.loads((Path(__file__).parent / "data" / "b200_mma_words.json").read_text())["words"]
+FORMATS = {"f16": 0, "bf16": 1, "tf32": 2, "e4m3": 0, "e5m2": 1, "e2m3": 3, "e3m2": 4, "e2m1": 5, "u8": 0, "s8": 1}
+
+
+def pack_row(values, fmt, padded):
+    """32 bytes of K of one row, as shared memory holds them."""
+    values = np.array(values, np.uint32)
+    if fmt == "tf32":
+        return values.view(np.uint8)
+    if fmt in ("f16", "bf16"):
+        return (values >> (16 if fmt == "bf16" else 0)).astype(np.uint16).view(np.uint8)
+    codes = values.astype(np.uint8)
+    if fmt == "e2m1" and not padded:
+        return codes[::2] & 15 | codes[1::2] << 4
+    bits = {"e2m1": 4, "e2m3": 6, "e3m2": 6}.get(fmt, 8)
+    if bits == 8:
+        return codes
+    row = np.full((2, 16), 0xA5, np.uint8)
+    for unit in range(2):
+        stream = sum(int(c & (1 << bits) - 1) << (bits * i) for i, c in enumerate(codes[16 * unit:16 * unit + 16]))
+        row[unit, :2 * bits] = np.frombuffer(stream.to_bytes(2 * bits, "little"), np.uint8)
+    return row.ravel()
+
+
+def descriptor(word):
+    kind = word["kind"]
+    a, b = FORMATS[word["a_format"]], FORMATS[word["b_format"]]
+    if kind in ("mxf4", "mxf4nvf4"):
+        return 1 << 7 | 1 << 10 | 1 << 17 | (word["scale_type"] == "ue8m0") << 23 | 1 << 27
+    if kind == "mxf8f6f4":
+        return a << 7 | b << 10 | 1 << 17 | 1 << 23 | 1 << 27
+    d = {"f16": 0, "f32": 1, "s32": 2}[word["d"]]
+    return bool(word["saturate"]) << 3 | d << 4 | a << 7 | b << 10 | 1 << 17 | 8 << 24
+
+
+@pytest.mark.parametrize("word", WORDS, ids=[w["name"] for w in WORDS])
+def test_recorded_word_comes_out_of_the_instruction(word):
+    """Row 77 of A and column 5 of B hold the recorded operands, everything else is zero."""
+    padded = word["kind"] in ("f8f6f4", "mxf8f6f4")
+    a, b = np.zeros((128, 32), np.uint8), np.zeros((8, 32), np.uint8)
+    a[77] = pack_row(word["a"], word["a_format"], padded)
+    b[5] = pack_row(word["b"], word["b_format"], padded)
+    c = np.zeros((128, 8), np.uint32)
+    c[77, 5] = word["c"]
+    kind, scales = f"kind::{word['kind']}", None
+    if word["scale_a"] is not None:
+        count = len(word["scale_a"])
+        kind += f".block_scale.scale_vec::{count}X"
+        one = 0x7F if word["scale_type"] == "ue8m0" else 0x38
+        rows = np.full((128, 4), one, np.uint8), np.full((8, 4), one, np.uint8)
+        rows[0][77, :count], rows[1][5, :count] = word["scale_a"], word["scale_b"]
+        # Row m of A: lane m % 32 of every quarter, column m / 32.
+        sa = np.tile(rows[0].view(np.uint32).reshape(4, 32).T, (4, 1))
+        sb = np.zeros((128, 1), np.uint32)
+        for quarter in range(4):
+            sb[32 * quarter:32 * quarter + 8, 0] = rows[1].view(np.uint32)[:, 0]
+        scales = sa, sb
+    d = run(kind, descriptor(word), a, b, c, scales=scales)
+    expected = np.zeros_like(d)
+    if word["scale_a"] is not None:
+        # A NaN scale spoils its whole row or column, zeros included.
+        spoiled_row = any(x & 0x7F == 0x7F if word["scale_type"] == "ue4m3" else x == 0xFF for x in word["scale_a"])
+        spoiled_column = any(x & 0x7F == 0x7F if word["scale_type"] == "ue4m3" else x == 0xFF for x in word["scale_b"])
+        expected[77] = 0x7FFFFFFF if spoiled_row else 0
+        expected[:, 5] = np.where(spoiled_column, 0x7FFFFFFF, expected[:, 5])
+    finite = {"f32": 0x7F800000, "f16": 0x7C00}.get(word["d"])
+    mask = np.ones(d.shape, bool)
+    if finite is not None and word["scale_a"] is None:
+        # Special operands meet the zeros of the other rows and columns; only the recorded element is compared.
+        mask[77], mask[:, 5] = False, False
+    expected[77, 5], mask[77, 5] = word["result"], True
+    np.testing.assert_array_equal(d[mask], expected[mask])
+
+
+def random_codes(rng, fmt, shape):
+    bits = tc.FORMAT_BITS[fmt]
+    codes = rng.integers(0, 1 << bits, shape).astype(np.uint32)
+    if fmt == tc.E4M3:
+        codes = np.where(codes & 0x7F == 0x7F, codes ^ 1, codes)
+    if fmt == tc.E5M2:
+        codes = np.where(codes & 0x7C == 0x7C, codes ^ 0x40, codes)
+    if fmt == tc.F16:
+        codes = np.where(codes & 0x7C00 == 0x7C00, codes ^ 0x4000, codes)
+    return codes
+
+
+@pytest.mark.parametrize("schedule", ["random", "eager", "late"])
+@pytest.mark.parametrize("a_format, b_format, idesc", [(tc.F16, tc.F16, 1 << 4), (tc.E4M3, tc.E5M2, 1 << 4 | 1 << 10),
+                                                       (tc.E2M1, tc.E4M3, 1 << 4 | 5 << 7)])
+def test_whole_tiles_agree_with_the_arithmetic_model(schedule, a_format, b_format, idesc):
+    rng = np.random.default_rng()
+    n, k = 24, 16 if a_format == tc.F16 else 32
+    a, b = random_codes(rng, a_format, (128, k)), random_codes(rng, b_format, (n, k))
+    c = rng.standard_normal((128, n)).astype(np.float32).view(np.uint32)
+    names = [tc.FORMAT_NAMES[f] for f in (a_format, b_format)]
+    images = [np.stack([pack_row(row, name, True) for row in rows]) for rows, name in zip((a, b), names)]
+    kind = "kind::f16" if a_format == tc.F16 else "kind::f8f6f4"
+    d = run(kind, idesc | n // 8 << 17 | 8 << 24, *images, c, schedule=schedule)
+    np.testing.assert_array_equal(d, tc.mma_float(a, b, c, a_format, b_format))
+    fresh = run(kind, idesc | n // 8 << 17 | 8 << 24, *images, c, accumulate=False, schedule=schedule)
+    np.testing.assert_array_equal(fresh, tc.mma_float(a, b, np.zeros_like(c), a_format, b_format))
+
+
+@pytest.mark.parametrize("fmt, code, shift", [(tc.E4M3, 0, 0), (tc.E2M1, 5, 2), (tc.E3M2, 4, 1), (tc.E2M3, 3, 1)])
+def test_narrow_operands_sit_in_the_middle_of_their_byte_in_tensor_memory(fmt, code, shift):
+    rng = np.random.default_rng()
+    a, b = random_codes(rng, fmt, (128, 32)), random_codes(rng, tc.E4M3, (8, 32))
+    c = rng.standard_normal((128, 8)).astype(np.float32).view(np.uint32)
+    words = np.ascontiguousarray((a << shift).astype(np.uint8)).view(np.uint32)
+    d = run("kind::f8f6f4", 1 << 4 | code << 7 | 1 << 17 | 8 << 24, None, b.astype(np.uint8), c, a_words=words)
+    np.testing.assert_array_equal(d, tc.mma_float(a, b, c, fmt, tc.E4M3))
+
+
+def test_half_of_an_nvfp4_tile_can_come_from_tensor_memory():
+    rng = np.random.default_rng()
+    a, b = (rng.integers(0, 16, (r, 64)).astype(np.uint8) for r in (128, 40))
+    sa, sb = (rng.integers(0x28, 0x48, (r, 4)).astype(np.uint8) for r in (128, 40))
+    c = rng.standard_normal((128, 40)).astype(np.float32).view(np.uint32)
+    cells_a = np.tile(sa.view(np.uint32).reshape(4, 32).T, (4, 1))
+    padded = np.zeros((64, 4), np.uint8)
+    padded[:40] = sb
+    cells_b = np.tile(padded.view(np.uint32).reshape(2, 32).T, (4, 1))
+    packed = [np.stack([pack_row(row, "e2m1", False) for row in x]) for x in (a, b)]
+    idesc = 1 << 7 | 1 << 10 | 5 << 17 | 1 << 27
+    expected = tc.mma_fp4(a, b, c, sa, sb, tc.UE4M3)
+    kind = "kind::mxf4nvf4.block_scale.scale_vec::4X"
+    np.testing.assert_array_equal(run(kind, idesc, *packed, c, scales=(cells_a, cells_b)), expected)
+    words = np.ascontiguousarray(packed[0]).view(np.uint32)
+    np.testing.assert_array_equal(run(kind, idesc, None, packed[1], c, scales=(cells_a, cells_b), a_words=words), expected)
+
+
+def test_masked_lanes_keep_their_accumulator():
+    rng = np.random.default_rng()
+    a, b = random_codes(rng, tc.F16, (128, 16)), random_codes(rng, tc.F16, (8, 16))
+    c = rng.standard_normal((128, 8)).astype(np.float32).view(np.uint32)
+    masks = [int(x) for x in rng.integers(0, 1 << 32, 4)]
+    images = [np.stack([pack_row(row, "f16", False) for row in x]) for x in (a, b)]
+    d = run("kind::f16", 1 << 4 | 1 << 17 | 8 << 24, *images, c, extra=", {" + ", ".join(map(str, masks)) + "}")
+    off = np.array([masks[i // 32] >> (i % 32) & 1 for i in range(128)], bool)
+    expected = tc.mma_float(a, b, c, tc.F16, tc.F16)
+    expected[off] = c[off]
+    np.testing.assert_array_equal(d, expected)
+
+
+@pytest.mark.parametrize("text, message", [
+    ("tcgen05.mma.sp.cta_group::1.kind::f16 [%r1], %rd1, %rd2, [%r2], %r3, %p1;", "sparse"),
+    ("tcgen05.shift.cta_group::1.down [%r1];", "shift"),
+    ("tcgen05.mma.cta_group::1.kind::f64 [%r1], %rd1, %rd2, %r3, %p1;", "unknown modifiers"),
+])
+def test_what_is_not_modelled_is_refused_with_its_line(text, message):
+    ptx = f""".version 8.8
+.target sm_100a
+.address_size 64
+.visible .entry k() {{
+.reg .b32 %r<4>; .reg .b64 %rd<4>; .reg .pred %p<2>;
+{text}
+ret; }}"""
+    with pytest.raises(emulator.PtxSyntaxError, match=message) as caught:
+        emulator.load(ptx)
+    assert "6" in str(caught.value)
