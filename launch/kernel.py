@@ -61,7 +61,8 @@ def load(source: str, arch: str, entry: str, *, name: str, ordinal: int, geometr
         for attribute, value in wanted.items():
             (status,) = driver.cuKernelSetAttribute(attribute, value, kernel.handle, ordinal)
             if status != driver.CUresult.CUDA_SUCCESS:
-                raise RuntimeError(f"{name}: {entry} cannot have {attribute.name} = {value} on cuda:{ordinal}: {status.name}")
+                wanted_value = f"{attribute.name} = {value}"
+                raise RuntimeError(f"{name}: {entry} cannot have {wanted_value} on cuda:{ordinal}: {status.name}")
         status, _ = driver.cuKernelGetFunction(kernel.handle)
         if status != driver.CUresult.CUDA_SUCCESS:
             raise RuntimeError(f"{name}: {entry} cannot be loaded on cuda:{ordinal}: {status.name}")

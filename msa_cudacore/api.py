@@ -175,7 +175,8 @@ def prepare_msa_nvfp4_sparse_decode(
         Contiguous device bytes for split-KV partials, at least :func:`msa_nvfp4_decode_workspace_size`, 16-byte
         aligned. Its contents before a launch do not matter. Left out, preparation allocates what is needed.
     seqlen_q
-        Query tokens of each request, 1 to 32. Token i sits at position seqused_k[b] - seqlen_q + i and attends causally.
+        Query tokens of each request, 1 to 32. Token i sits at position seqused_k[b] - seqlen_q + i and attends
+        causally.
     softmax_scale
         Positive; 1 / sqrt(128) when left out.
     out, lse

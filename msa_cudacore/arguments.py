@@ -137,8 +137,8 @@ def describe(name: str, value: Any) -> Tensor:
     TypeError
         `value` is none of these, or its dtype is none of `DTYPE_BYTES`.
     ValueError
-        It lies on a device that is neither a CPU nor CUDA, has no storage, is not a dense strided tensor (a lazily negated
-        one included), is masked, or has a negative stride.
+        It lies on a device that is neither a CPU nor CUDA, has no storage, is sparse, nested, lazily negated or masked,
+        or has a negative stride.
     """
     torch = sys.modules.get("torch")
     cupy = sys.modules.get("cupy")
@@ -159,7 +159,7 @@ def describe(name: str, value: Any) -> Tensor:
         if size > 1 and stride < 0:
             raise ValueError(f"{name} has byte strides {tensor.strides}; negative strides are not accepted")
     if tensor.elements and not tensor.pointer:
-        raise ValueError(f"{name} has {tensor.elements} elements and no storage; accepted are tensors with memory behind them")
+        raise ValueError(f"{name} has {tensor.elements} elements and no storage; accepted are tensors with memory")
     return tensor
 
 
@@ -175,7 +175,7 @@ def _describe_torch(name: str, value: Any, torch: Any) -> Tensor:
         raise ValueError(f"{name} has layout {layout}; accepted is torch.strided")
     if value.is_neg():
         # The sign bit is flipped when torch reads the tensor; its memory holds the opposite values.
-        raise ValueError(f"{name} is lazily negated; accepted is a tensor whose memory holds its values ({name}.resolve_neg())")
+        raise ValueError(f"{name} is lazily negated; accepted is memory that holds its values, {name}.resolve_neg()")
     if value.device.type not in ("cpu", "cuda"):
         raise ValueError(f"{name} lies on {value.device}; accepted are the CPU and CUDA devices")
     dtype = _check_dtype(name, str(value.dtype).removeprefix("torch."))
@@ -225,7 +225,9 @@ class _DLTensor(ctypes.Structure):
 
 
 # Prototypes of our own: those of `ctypes.pythonapi` belong to the whole process.
-_capsule_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
+_capsule_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_IsValid", ctypes.pythonapi)
+)
 _capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )

@@ -45,10 +45,10 @@ from msa_cudacore.transfer import BF16, E4M3
 _PARTS = {"k": CODE_BYTES, "v": CODE_BYTES, "k_scale": SCALE_BYTES, "v_scale": SCALE_BYTES}
 _INTEGERS = ("q2k_indices", "page_table", "seqused_k")
 _DAMAGE = (
-    # What NumPy and zipfile raise over a damaged or foreign archive: OSError is a false offset, RuntimeError an encrypted
-    # entry, MemoryError a false shape.
-    ValueError, TypeError, EOFError, KeyError, AttributeError, IndexError, OSError, RuntimeError, MemoryError, SyntaxError,
-    struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error, lzma.LZMAError,
+    # What NumPy and zipfile raise over a damaged or foreign archive: OSError is a false offset, RuntimeError an
+    # encrypted entry, MemoryError a false shape.
+    ValueError, TypeError, EOFError, KeyError, AttributeError, IndexError, OSError, RuntimeError, MemoryError,
+    SyntaxError, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error, lzma.LZMAError,
 )
 _DIMENSIONS = {"q": 3, "q2k_indices": 3, "page_table": 2, "seqused_k": 1}
 
@@ -151,7 +151,8 @@ def _parts(data: dict[str, np.ndarray]) -> PoolViews:
             raise TypeError(f"{key} has dtype {data[key].dtype}; accepted is uint8 (bytes)")
         expected = (*data["k"].shape[:2], PAGE_SIZE, inner)
         if data["k"].ndim != 4 or data[key].shape != expected or 0 in expected:
-            raise ValueError(f"{key} has shape {data[key].shape}; accepted is [pages, Hkv, {PAGE_SIZE}, {inner}], alike in all four")
+            accepted = f"[pages, Hkv, {PAGE_SIZE}, {inner}], alike in all four"
+            raise ValueError(f"{key} has shape {data[key].shape}; accepted is {accepted}")
     views = pool_views(empty_pool(*data["k"].shape[:2]), data["k"].shape[1])
     for key, view in views._asdict().items():
         view[...] = data[key]
@@ -162,7 +163,8 @@ def _q(q: np.ndarray, q_dtype: str) -> np.ndarray:
     if q.dtype == np.uint16 and q_dtype == "bfloat16":
         return q.view(BF16)
     if q.dtype.kind != "f":
-        raise TypeError(f"q has dtype {q.dtype}; accepted are floats, or bfloat16 bits as uint16 with q_dtype 'bfloat16'")
+        accepted = "floats, or bfloat16 bits as uint16 with q_dtype 'bfloat16'"
+        raise TypeError(f"q has dtype {q.dtype}; accepted are {accepted}")
     return round_to_bf16(q)
 
 

@@ -38,7 +38,10 @@ class Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         # Unlike click's own, this does not import the lazy commands for their help lines.
-        rows = [(n, _LAZY[n][2] if n in _LAZY else self.commands[n].get_short_help_str(80)) for n in self.list_commands(ctx)]
+        rows = [
+            (name, _LAZY[name][2] if name in _LAZY else self.commands[name].get_short_help_str(80))
+            for name in self.list_commands(ctx)
+        ]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
@@ -53,8 +56,10 @@ class Commands(click.Group):
         except (ValueError, TypeError, OSError, ImportError, RuntimeError, MemoryError, OverflowError) as error:
             if ctx.params.get("debug") or isinstance(error, click.exceptions.Exit):
                 raise
-            message = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else str(error)
-            raise _failure(message or type(error).__name__) from error
+            message = str(error) or type(error).__name__
+            if isinstance(error, OSError) and error.filename:
+                message = f"{error.strerror}: {error.filename}"
+            raise _failure(message) from error
 
 
 @contextmanager
@@ -85,6 +90,7 @@ def main(debug: bool) -> None:
     """
 
 
+_FILE = click.Path(dir_okay=False)
 _BACKEND = click.option("--backend", default="auto", show_default=True, help="auto, or a program by name (see doctor).")
 _FRAMEWORK = click.option(
     "--framework",
@@ -99,13 +105,13 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
 
 @main.command()
 @click.option("--batch", type=int, default=4, show_default=True, help="Requests.")
-@click.option("--tokens", type=int, default=4096, show_default=True, help="Longest context; the shortest is half of it.")
+@click.option("--tokens", type=int, default=4096, show_default=True, help="Longest context; the shortest is half.")
 @click.option("--q-heads", type=int, default=64, show_default=True)
 @click.option("--kv-heads", type=int, default=4, show_default=True)
 @click.option("--seqlen-q", type=int, default=1, show_default=True, help="Query tokens of each request.")
 @click.option("--topk", type=int, default=16, show_default=True, help="Pages that each row selects.")
 @click.option("--seed", type=int, default=None, help="Of the random data; fresh data when left out.")
-@click.option("--save", type=click.Path(dir_okay=False), default=None, help="Also write the problem as npz, for `decode`.")
+@click.option("--save", type=_FILE, default=None, help="Also write the problem, for `decode`.")
 @_BACKEND
 @_FRAMEWORK
 @_SPLITS
@@ -119,8 +125,8 @@ def demo(
 
     with _progress(quiet=as_json) as track:
         case = build_case(
-            batch=batch, tokens=tokens, num_q_heads=q_heads, num_kv_heads=kv_heads, seqlen_q=seqlen_q, topk=topk, seed=seed,
-            progress=lambda items, total: track(items, total, "Writing the NVFP4 cache"),
+            batch=batch, tokens=tokens, num_q_heads=q_heads, num_kv_heads=kv_heads, seqlen_q=seqlen_q, topk=topk,
+            seed=seed, progress=lambda items, total: track(items, total, "Writing the NVFP4 cache"),
         )
     if save is not None:
         with _naming(save):
@@ -129,8 +135,8 @@ def demo(
 
 
 @main.command()
-@click.option("--input", "source", required=True, type=click.Path(dir_okay=False), help="Problem, npz; `demo --save` writes one.")
-@click.option("--output", "target", required=True, type=click.Path(dir_okay=False), help="Results, npz.")
+@click.option("--input", "source", required=True, type=_FILE, help="Problem, npz; `demo --save` writes one.")
+@click.option("--output", "target", required=True, type=_FILE, help="Results, npz.")
 @click.option("--check/--no-check", default=False, show_default=True, help="Also compare with the float64 oracle.")
 @_BACKEND
 @_FRAMEWORK
@@ -169,8 +175,8 @@ def decode(
     decoded = _decode(case, backend, framework, splits, quiet=as_json)
     with _naming(target), open(target, "wb") as file:
         np.savez(
-            file, out=decoded.out.view(np.uint16), out_dtype="bfloat16", lse=decoded.lse, program=decoded.runner.program,
-            splits=decoded.runner.splits,
+            file, out=decoded.out.view(np.uint16), out_dtype="bfloat16", lse=decoded.lse,
+            program=decoded.runner.program, splits=decoded.runner.splits,
         )
     _report(case, decoded, as_json, check=check)
 
@@ -269,10 +275,11 @@ def _report(case: Any, decoded: Any, as_json: bool, *, check: bool, saved: str |
 
 def _print_table(facts: dict[str, Any]) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
-    tokens = facts["tokens"]
-    span = "no requests" if not tokens else f"{min(tokens):,} to {max(tokens):,} tokens" if len(set(tokens)) > 1 else f"{tokens[0]:,} tokens"
+    shortest, longest = min(facts["tokens"], default=0), max(facts["tokens"], default=0)
+    span = f"{longest:,} tokens" if shortest == longest else f"{shortest:,} to {longest:,} tokens"
     table = Table(show_header=False, title="NVFP4 sparse decode", title_justify="left")
     table.add_row(
         "problem",
@@ -284,16 +291,17 @@ def _print_table(facts: dict[str, Any]) -> None:
     table.add_row("splits", str(facts["splits"]))
     if "ok" in facts:
         table.add_row("relative error", f"{facts['relative_error']:.3e} against the float64 oracle")
-        table.add_row("rounding floor", f"{facts['rounding_floor']:.3e}, the error of storing the exact result in bfloat16")
+        floor = f"{facts['rounding_floor']:.3e}, the error of storing the exact result in bfloat16"
+        table.add_row("rounding floor", floor)
         table.add_row("worst row", f"{facts['worst_ratio']:.3f} times its floor (at most 1.25)")
         table.add_row("largest error", f"out {facts['max_abs_error']:.2e}, lse {facts['max_lse_error']:.2e}")
     launches = "back to back, caches warm" if facts["framework"] != "numpy" else "on the host"
     table.add_row("time of a launch", f"{facts['microseconds']:,.1f} us, {launches}")
     if "ok" in facts:
-        verdict = "[green]matches the oracle[/]" if facts["ok"] else "[red]DOES NOT MATCH: [/]" + "; ".join(facts["problems"])
-        table.add_row("result", verdict)
+        failed = f"[red]DOES NOT MATCH: [/]{escape('; '.join(facts['problems']))}"
+        table.add_row("result", "[green]matches the oracle[/]" if facts["ok"] else failed)
     if "saved" in facts:
-        table.add_row("saved", facts["saved"])
+        table.add_row("saved", escape(facts["saved"]))
     Console(highlight=False).print(table)
 
 

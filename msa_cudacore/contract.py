@@ -18,7 +18,8 @@ from .arguments import Tensor, allocate_like, describe
 from .pool import CODE_BYTES, HEAD_DIM, PAGE_SIZE, SCALE_BYTES
 
 __all__ = [
-    "ALIGNMENT", "LOG2E", "MAX_GROUP", "MAX_SEQLEN_Q", "MAX_TOPK", "Call", "Problem", "check_integer", "check_splits", "check_workspace", "validate",
+    "ALIGNMENT", "LOG2E", "MAX_GROUP", "MAX_SEQLEN_Q", "MAX_TOPK", "Call", "Problem", "check_integer", "check_splits",
+    "check_workspace", "validate",
 ]
 
 MAX_GROUP = 16
@@ -290,7 +291,8 @@ def _check_rows(tensor: Tensor) -> None:
         return
     *outer, inner = tensor.canonical_strides()
     if inner != tensor.element_bytes:
-        raise ValueError(f"{tensor.name} has inner byte stride {inner}; accepted is {tensor.element_bytes} (dense heads)")
+        accepted = f"{tensor.element_bytes} (dense heads)"
+        raise ValueError(f"{tensor.name} has inner byte stride {inner}; accepted is {accepted}")
     _aligned(tensor, outer)
 
 
@@ -343,7 +345,7 @@ def _check_indices(tensors: dict[str, Tensor], problem: Problem) -> None:
     for name in ("q2k_indices", "page_table", "seqused_k"):
         tensor = tensors[name]
         if tensor.dtype != "int32":
-            raise TypeError(f"{name} has dtype {tensor.dtype}; accepted is int32 (convert it: nothing is cast silently)")
+            raise TypeError(f"{name} has dtype {tensor.dtype}; accepted is int32 (nothing is cast silently)")
         if tensor.elements and (tensor.pointer % 4 or any(stride % 4 for stride in tensor.canonical_strides())):
             raise ValueError(
                 f"{name} starts at {tensor.pointer:#x} with byte strides {tensor.strides}; accepted are multiples of 4"

@@ -99,18 +99,22 @@ def _advice(
         yield f"NVRTC cannot be loaded ({nvrtc_problem}): pip install --force-reinstall nvidia-cuda-nvrtc"
     if driver is None:
         yield (
-            "No NVIDIA driver is visible. On a machine with a GPU, install driver 580 or later (in a container, pass the GPU "
-            "through); without one, backend 'reference' runs on the host."
+            "No NVIDIA driver is visible. On a machine with a GPU, install driver 580 or later (in a container, pass the "
+            "GPU through); without one, backend 'reference' runs on the host."
         )
     elif driver < OLDEST_DRIVER:
-        yield f"The driver supports CUDA {'.'.join(map(str, driver))}, kernels need {OLDEST_DRIVER[0]}.{OLDEST_DRIVER[1]}: update to driver 580 or later."
+        found, needed = (".".join(map(str, version)) for version in (driver, OLDEST_DRIVER))
+        yield f"The driver supports CUDA {found}, kernels need {needed}: update to driver 580 or later."
     elif not gpus:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         hint = f" CUDA_VISIBLE_DEVICES is {visible!r}." if visible is not None else ""
         yield f"There is a driver but no device is visible.{hint} Check nvidia-smi."
     for gpu in gpus:
         if "runs" not in gpu.programs.values():
-            yield f"{gpu.description} runs no program; compute capability 8.0 or later is needed. Use backend 'reference' on host arrays."
+            yield (
+                f"{gpu.description} runs no program; compute capability 8.0 or later is needed. "
+                f"Use backend 'reference' on host arrays."
+            )
     versions = {package.name: package.version for package in packages}
     if gpus and versions["torch"] and "+cpu" in versions["torch"]:
         yield "torch is a CPU build and sees no GPU: install a CUDA build (https://pytorch.org/get-started/locally/)."
@@ -119,7 +123,10 @@ def _advice(
             purpose = next(package.purpose for package in packages if package.name == name)
             yield f"{name} is not installed; for {purpose}: pip install 'msa-cudacore[{extra}]'"
     if cache_problem:
-        yield f"The program cache cannot be written ({cache_problem}), so kernels compile in each process: set {CACHE_VARIABLE} to a writable folder."
+        yield (
+            f"The program cache cannot be written ({cache_problem}), so kernels compile in each process: "
+            f"set {CACHE_VARIABLE} to a writable folder."
+        )
 
 
 def _version(name: str) -> str | None:

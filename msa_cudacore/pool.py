@@ -79,12 +79,20 @@ def aligned_bytes(shape: tuple[int, ...], fill: int = 0) -> np.ndarray:
 def pool_views(pool: Any, num_kv_heads: int | None = None) -> PoolViews:
     """The four strided views of a pool; nothing is copied, and the array library is that of ``pool``.
 
-    ``pool`` is a uint8 array (NumPy, torch, CuPy: whatever slices into views), either ``[pages, page_bytes]``, whose
-    pages may lie apart (a slice of a larger allocation), or vLLM's ``[pages, 2, Hkv, 128, 72]``. ``num_kv_heads`` is
-    needed for the first form only.
+    Parameters
+    ----------
+    pool
+        A uint8 array (NumPy, torch, CuPy: whatever slices into views), either ``[pages, page_bytes]``, whose pages may
+        lie apart (a slice of a larger allocation), or vLLM's ``[pages, 2, Hkv, 128, 72]``.
+    num_kv_heads
+        Needed for the first form only.
 
-    Raises TypeError when the elements are not bytes and ValueError when the shape, or the inside of a page, does not fit
-    the layout.
+    Raises
+    ------
+    TypeError
+        The elements are not bytes.
+    ValueError
+        The shape, or the inside of a page, does not fit the layout.
     """
     if str(pool.dtype).rpartition(".")[2] != "uint8":
         raise TypeError(f"pool: a uint8 array is needed, got {pool.dtype}")
@@ -102,7 +110,8 @@ def pool_views(pool: Any, num_kv_heads: int | None = None) -> PoolViews:
         if shape[1] != page_bytes(heads):
             raise ValueError(f"pool: {heads} KV heads need pages of {page_bytes(heads)} bytes, got shape {shape}")
     else:
-        raise ValueError(f"pool: [pages, page_bytes] or [pages, 2, Hkv, {PAGE_SIZE}, {TOKEN_BYTES}] is needed, got {shape}")
+        forms = f"[pages, page_bytes] or [pages, 2, Hkv, {PAGE_SIZE}, {TOKEN_BYTES}]"
+        raise ValueError(f"pool: {forms} is needed, got {shape}")
     _require_dense_pages(pool, shape)
     flat = pool.reshape(shape[0], page_bytes(heads))
     parts = {
@@ -119,7 +128,11 @@ def vllm_view(pool: Any, num_kv_heads: int) -> Any:
 
 
 def slot_mapping(page_table: np.ndarray, request: np.ndarray | int, positions: np.ndarray) -> np.ndarray:
-    """Slots (int64) of tokens at logical ``positions`` of ``request``: page_table[request, position // 128] * 128 + position % 128."""
+    """Slots (int64) of tokens at logical ``positions`` of ``request``.
+
+    A slot is ``page_table[request, position // 128] * 128 + position % 128``. Raises ValueError for a position beyond
+    the page table.
+    """
     request, positions = np.broadcast_arrays(np.asarray(request), np.asarray(positions))
     if positions.size and (positions.min() < 0 or positions.max() >= page_table.shape[1] * PAGE_SIZE):
         raise ValueError(
@@ -140,17 +153,27 @@ def write_tokens(
 ) -> None:
     """Quantise new tokens and write them into their slots, in place, on the host.
 
-    Args:
-        views: NumPy views of the pool, as :func:`pool_views` gives them; separate allocations are fine.
-        k, v: [tokens, Hkv, 128], real numbers (float32, float64, float16, ``ml_dtypes.bfloat16``).
-        slots: integers [tokens], ``page id * 128 + offset in the page`` (:func:`slot_mapping`). A negative slot skips its
-            token, which is how engines pad a batch.
-        k_global_scale, v_global_scale: positive; the same numbers are given to the decode.
-
     K scales are stored token-major, V scales swizzled. Every other byte of the pool is left alone.
 
-    Raises TypeError for a dtype and ValueError for a shape, a slot outside the pool, a slot named twice, a value that is
-    not finite, or a scale that is not positive; nothing is written then.
+    Parameters
+    ----------
+    views
+        NumPy views of the pool, as :func:`pool_views` gives them; separate allocations are fine.
+    k, v
+        [tokens, Hkv, 128], real numbers (float32, float64, float16, ``ml_dtypes.bfloat16``).
+    slots
+        Integers [tokens], ``page id * 128 + offset in the page`` (:func:`slot_mapping`). A negative slot skips its
+        token, which is how engines pad a batch.
+    k_global_scale, v_global_scale
+        Positive; the same numbers are given to the decode.
+
+    Raises
+    ------
+    TypeError
+        A dtype is not accepted; nothing is written.
+    ValueError
+        A shape does not fit, a slot lies outside the pool or is named twice, a value is not finite, or a scale is not
+        positive; nothing is written.
     """
     views = PoolViews(*views)
     _check_numpy_views(views)
@@ -160,9 +183,8 @@ def write_tokens(
         raise TypeError(f"slots: a vector of integers is needed, got {slots.dtype} of shape {slots.shape}")
     for name, side in (("k", k), ("v", v)):
         if not hasattr(side, "dtype") or np.shape(side) != (slots.size, heads, HEAD_DIM):
-            raise ValueError(
-                f"{name}: [tokens, Hkv, {HEAD_DIM}] = [{slots.size}, {heads}, {HEAD_DIM}] is needed, got {np.shape(side)}"
-            )
+            expected = f"[tokens, Hkv, {HEAD_DIM}] = [{slots.size}, {heads}, {HEAD_DIM}]"
+            raise ValueError(f"{name}: {expected} is needed, got {np.shape(side)}")
         if side.dtype.kind != "f" and side.dtype != ml_dtypes.bfloat16:
             raise TypeError(f"{name}: float16, bfloat16, float32 or float64 is needed, got {side.dtype}")
     positive_scale("k_global_scale", k_global_scale)
@@ -170,10 +192,12 @@ def write_tokens(
     live = slots >= 0
     chosen = slots[live].astype(np.int64)
     if chosen.size and chosen.max() >= num_pages * PAGE_SIZE:
-        raise ValueError(f"slots: {chosen.max()} lies outside the pool of {num_pages} pages ({num_pages * PAGE_SIZE} slots)")
+        size = f"{num_pages} pages ({num_pages * PAGE_SIZE} slots)"
+        raise ValueError(f"slots: {chosen.max()} lies outside the pool of {size}")
     values, counts = np.unique(chosen, return_counts=True)
     if values.size != chosen.size:
-        raise ValueError(f"slots: slot {values[counts > 1][0]} is named {counts.max()} times; each may be written once a call")
+        repeated = counts.argmax()
+        raise ValueError(f"slots: slot {values[repeated]} is named {counts[repeated]} times; each may be written once a call")
 
     quantized = []
     for name, side, scale in (("k", k, k_global_scale), ("v", v, v_global_scale)):
@@ -186,7 +210,8 @@ def write_tokens(
     views.k[page, :, token] = k_codes
     views.v[page, :, token] = v_codes
     as_bytes(views.k_scale)[page, :, token] = k_scales
-    row, column = np.divmod(v_scale_positions(PAGE_SIZE, SCALE_BYTES).reshape(PAGE_SIZE, SCALE_BYTES)[token], SCALE_BYTES)
+    positions = v_scale_positions(PAGE_SIZE, SCALE_BYTES).reshape(PAGE_SIZE, SCALE_BYTES)
+    row, column = np.divmod(positions[token], SCALE_BYTES)
     head = np.arange(heads)[None, :, None]
     as_bytes(views.v_scale)[page[:, None, None], head, row[:, None], column[:, None]] = v_scales
 
@@ -210,7 +235,8 @@ def _require_dense_pages(pool: Any, shape: tuple[int, ...]) -> None:
 def _check_numpy_views(views: PoolViews) -> None:
     for name, view in views._asdict().items():
         if not isinstance(view, np.ndarray):
-            raise TypeError(f"{name}: the host writer takes NumPy views, got {type(view).__module__}.{type(view).__name__}")
+            kind = f"{type(view).__module__}.{type(view).__name__}"
+            raise TypeError(f"{name}: the host writer takes NumPy views, got {kind}")
         inner = SCALE_BYTES if name.endswith("scale") else CODE_BYTES
         expected = (*views.k.shape[:2], PAGE_SIZE, inner)
         if view.ndim != 4 or view.shape != expected:

@@ -48,12 +48,13 @@ def decode(
     """Sparse decode attention in float64, on NumPy arrays of any strides.
 
     Shapes are those of :func:`msa_cudacore.prepare_msa_nvfp4_sparse_decode`; q is anything NumPy turns into float64.
-    Arguments are taken as valid; the public function checks them.
+    Arguments are taken as valid; the public function checks them. Memory beyond the result: the float64 q of the rows,
+    the running maxima and sums, and one dequantised page.
 
-    Returns:
+    Returns
+    -------
+    tuple of numpy.ndarray
         out float64 [batch * seqlen_q, Hq, 128] and lse float64 [batch * seqlen_q, Hq].
-
-    Memory beyond the result: the float64 q of the rows, the running maxima and sums, and one dequantised page.
     """
     rows, num_q_heads = q.shape[:2]
     num_kv_heads = k.shape[1]
@@ -88,7 +89,7 @@ def decode(
 
 
 class _Uses(NamedTuple):
-    """(row, page, tokens it sees there), one entry a kept id, ordered by page, then tokens, then occurrence in the row."""
+    """(row, page, tokens it sees there), one entry a kept id, by page, then tokens, then occurrence in the row."""
 
     row: np.ndarray
     page: np.ndarray
@@ -225,7 +226,8 @@ def compare(
     out, lse = np.asarray(out).astype(np.float64), np.asarray(lse).astype(np.float64)
     exact_out, exact_lse = np.asarray(exact_out, np.float64), np.asarray(exact_lse, np.float64)
     if out.shape != exact_out.shape or lse.shape != exact_lse.shape:
-        raise ValueError(f"out {out.shape} and lse {lse.shape} do not have the exact shapes {exact_out.shape} and {exact_lse.shape}")
+        wanted = f"{exact_out.shape} and {exact_lse.shape}"
+        raise ValueError(f"out {out.shape} and lse {lse.shape} do not have the exact shapes {wanted}")
     problems = []
     for name, got, exact in (("out", out, exact_out), ("lse", lse, exact_lse)):
         problems += _elementwise(name, got, exact, atol, rtol)
@@ -240,8 +242,9 @@ def compare(
     worst_ratio = float(ratios[worst]) if ratios.size else 0.0
     if worst_ratio > ratio:
         problems.append(
-            f"out row {worst[0]}, query head {worst[1]}: relative L2 error {error[worst]:.4g} is {worst_ratio:.3f} times the bf16 "
-            f"rounding floor {floor[worst]:.4g}; at most {ratio} is allowed ({int((ratios > ratio).sum())} rows are over)"
+            f"out row {worst[0]}, query head {worst[1]}: relative L2 error {error[worst]:.4g} is {worst_ratio:.3f} times "
+            f"the bf16 rounding floor {floor[worst]:.4g}; at most {ratio} is allowed "
+            f"({int((ratios > ratio).sum())} rows are over)"
         )
     return Report(
         problems=tuple(problems),

@@ -19,17 +19,26 @@ E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 def move(arrays: dict[str, np.ndarray], framework: str, device: Any = None) -> dict[str, Any]:
     """The same arrays in another library.
 
-    Args:
-        arrays: NumPy arrays. Those that share an allocation still share one afterwards; strides, gaps and addresses modulo
-            16 bytes are kept.
-        framework: ``"numpy"``; ``"torch"`` (``device`` a torch device, default "cuda"); ``"cupy"`` (``device`` an ordinal,
-            default the current one); ``"cuda"``, which needs neither: cuda.core memory with ``__dlpack__`` (``device`` an
-            ordinal, default 0).
-        device: where to.
-
     float8 arrays arrive as uint8 where the library lacks the type (CuPy, "cuda"); "cuda" takes bfloat16 as uint16 alone.
 
-    Raises ValueError for another framework and ImportError where the library is absent.
+    Parameters
+    ----------
+    arrays
+        NumPy arrays. Those that share an allocation still share one afterwards; strides, gaps and addresses modulo 16
+        bytes are kept.
+    framework
+        ``"numpy"``, ``"torch"``, ``"cupy"``, or ``"cuda"``, which needs neither: cuda.core memory with ``__dlpack__``.
+    device
+        Where to: a torch device (default "cuda") or an ordinal (default the current device for CuPy, 0 for "cuda").
+
+    Raises
+    ------
+    ValueError
+        The framework is another one.
+    ImportError
+        The library is absent.
+    RuntimeError
+        The library sees no such device.
     """
     carriers = {"numpy": _NumpyCarrier, "torch": _TorchCarrier, "cupy": _CupyCarrier, "cuda": _CudaCarrier}
     if framework not in carriers:
@@ -160,7 +169,9 @@ class _CudaCarrier:
     def view(self, base: Any, offset: int, like: np.ndarray) -> Any:
         return self.describe(base, offset, like.shape, like.dtype, tuple(s // like.itemsize for s in like.strides))
 
-    def describe(self, base: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype, strides: tuple[int, ...] | None) -> Any:
+    def describe(
+        self, base: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype, strides: tuple[int, ...] | None
+    ) -> Any:
         from cuda.core import Buffer
         from cuda.core.utils import StridedMemoryView
 
