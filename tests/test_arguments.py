@@ -55,6 +55,26 @@ def test_every_dtype_comes_through_dlpack(name):
     assert described.strides == (6 * tensor.element_size(), 2 * tensor.element_size())
 
 
+def test_contiguous_export_without_strides():
+    assert describe("x", Producer(np.zeros((5, 4, 6), np.int32))).strides == (96, 24, 4)
+
+
+def test_read_only_export_is_not_writable():
+    array = np.zeros(3, np.float32)
+    assert describe("x", Producer(array)).writable
+    array.flags.writeable = False
+    assert not describe("x", Producer(array)).writable
+
+
+def test_managed_memory_is_a_kind_of_device_memory():
+    class Managed(Producer):
+        def __dlpack__(self, **keywords):
+            return self._array.__dlpack__()
+
+    with pytest.raises(TypeError, match="__dlpack_device__ says 13, the capsule 1"):
+        describe("q", Managed(np.zeros(3, np.float32), device=(13, 0)))
+
+
 def test_old_unversioned_export():
     class Old(Producer):
         def __dlpack__(self, stream=None):
@@ -163,6 +183,16 @@ def test_overlap_is_decided_by_bytes_not_by_ranges():
     even, odd = describe("a", base[:, 0]), describe("b", base[:, 1])
     assert not even.overlaps(odd) and even.overlaps(describe("c", base[1:2, 0]))
     assert not describe("d", base[:0]).overlaps(even)
+
+
+def test_overlap_that_is_too_hard_to_decide_counts_as_one(monkeypatch):
+    def too_hard(*arguments, **keywords):
+        raise np.exceptions.TooHardError
+
+    base = np.zeros((4, 2, 16), np.uint8)
+    monkeypatch.setattr(np, "shares_memory", too_hard)
+    assert describe("a", base[:, 0]).overlaps(describe("b", base[:, 1]))
+    assert not describe("a", base[0]).overlaps(describe("b", base[1])), "ranges apart need no solving"
 
 
 def test_outputs_are_allocated_in_the_library_of_the_reference():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 
@@ -9,7 +10,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from msa_cudacore import api, contract
 from msa_cudacore import prepare_msa_nvfp4_sparse_decode as prepare
+from msa_cudacore.arguments import describe
 
 BF16 = ml_dtypes.bfloat16
 BATCH, SEQLEN_Q, HKV, GROUP, PAGES, TOPK, MAX_PAGES = 2, 2, 2, 4, 5, 16, 6
@@ -79,6 +82,10 @@ REFUSALS = {
         "k", lambda a: strided(a["k"], (8192, 8192, 64, 1)), ValueError, "overlap",
     ),
     "k page stride no multiple of 16": ("k", lambda a: strided(a["k"], (HKV * 8192 - 8, 64, 64, 1)), ValueError, "16"),
+    "k head stride no multiple of 16": (
+        "k", lambda a: np.zeros((PAGES, HKV, 8200), np.uint8)[..., :8192].reshape(PAGES, HKV, 128, 64, copy=False),
+        ValueError, "multiples of 16",
+    ),
     "v float8": ("v", lambda a: a["v"].view(ml_dtypes.float8_e4m3fn), TypeError, "uint8"),
     "v other page count": ("v", lambda a: a["v"][:-1], ValueError, "as in k"),
     "v other head count": ("v", lambda a: a["v"][:, :1], ValueError, "as in k"),
@@ -92,6 +99,18 @@ REFUSALS = {
     "q2k_indices token-major": ("q2k_indices", lambda a: a["q2k_indices"].transpose(1, 0, 2), ValueError, "num_kv_heads"),
     "q2k_indices top-k 65": ("q2k_indices", lambda a: np.full((HKV, ROWS, 65), -1, np.int32), ValueError, "1 to 64"),
     "q2k_indices top-k 0": ("q2k_indices", lambda a: a["q2k_indices"][:, :, :0], ValueError, "1 to 64"),
+    "q2k_indices misaligned": (
+        "q2k_indices", lambda a: np.zeros(HKV * ROWS * 64 + 1, np.uint8)[1:].view(np.int32).reshape(HKV, ROWS, 16),
+        ValueError, "multiples of 4",
+    ),
+    "page_table stride no multiple of 4": (
+        "page_table", lambda a: strided(np.zeros((2, 16), np.int32).view(np.uint8)[:, :24].view(np.int32), (26, 4)),
+        ValueError, "multiples of 4",
+    ),
+    "page_table too wide": (
+        "page_table", lambda a: np.lib.stride_tricks.as_strided(a["page_table"], (BATCH, 2**31), (0, 0)),
+        ValueError, "2147483648; accepted are at most 2147483647",
+    ),
     "page_table uint32": ("page_table", lambda a: a["page_table"].astype(np.uint32), TypeError, "int32"),
     "page_table other batch": ("page_table", lambda a: a["page_table"][:1], ValueError, "[batch, max_pages]"),
     "page_table one-dimensional": ("page_table", lambda a: a["page_table"][0], ValueError, "[batch, max_pages]"),
@@ -119,9 +138,16 @@ REFUSALS = {
     "out float32": ("out", lambda a: np.zeros((ROWS, 8, 128), np.float32), TypeError, "bfloat16"),
     "out other shape": ("out", lambda a: np.zeros((ROWS, 4, 128), BF16), ValueError, "as q"),
     "out is q": ("out", lambda a: a["q"], ValueError, "overlaps q"),
+    "out inner stride": ("out", lambda a: np.zeros((ROWS, 8, 256), BF16)[..., ::2], ValueError, "inner"),
+    "out misaligned": ("out", lambda a: np.zeros(ROWS * 1024 + 1, BF16)[1:].reshape(ROWS, 8, 128), ValueError, "16"),
+    "out negative stride": ("out", lambda a: np.zeros((ROWS, 8, 128), BF16)[::-1], ValueError, "negative"),
     "out read-only": ("out", lambda a: _read_only(np.zeros((ROWS, 8, 128), BF16)), ValueError, "read-only"),
     "out broadcast": ("out", lambda a: strided(np.zeros((ROWS, 8, 128), BF16), (0, 256, 2)), ValueError, "overlap"),
     "lse float64": ("lse", lambda a: np.zeros((ROWS, 8)), TypeError, "float32"),
+    "lse misaligned": (
+        "lse", lambda a: np.zeros(ROWS * 32 + 2, np.uint8)[2:].view(np.float32).reshape(ROWS, 8), ValueError, "multiples of 4",
+    ),
+    "lse broadcast": ("lse", lambda a: strided(np.zeros((ROWS, 8), np.float32), (32, 0)), ValueError, "overlap"),
     "lse other shape": ("lse", lambda a: np.zeros((8, ROWS), np.float32), ValueError, "num_q_heads"),
     "lse inside k": ("lse", lambda a: a["k"].reshape(-1)[: ROWS * 32].view(np.float32).reshape(ROWS, 8), ValueError, "overlaps k"),
     "backend unknown": ("backend", lambda a: "cuda", ValueError, "portable"),
@@ -149,6 +175,51 @@ def test_bad_argument_is_refused_by_name(case):
     message = str(caught.value)
     assert name in message and words in message
     assert "\n" not in message
+
+
+TENSORS = ("k", "v", "k_scale", "v_scale", "q2k_indices", "page_table", "seqused_k", "out", "lse", "workspace_buffer")
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensor_on_another_device_is_refused_by_name(name, monkeypatch):
+    """As if it lay on a GPU: no byte of it is touched."""
+
+    def elsewhere(given, value):
+        tensor = describe(given, value)
+        return dataclasses.replace(tensor, device="cuda", ordinal=1) if given == name else tensor
+
+    monkeypatch.setattr(contract, "describe", elsewhere)
+    monkeypatch.setattr(api, "describe", elsewhere)
+    extra = dict(
+        out=np.zeros((ROWS, 8, 128), BF16), lse=np.zeros((ROWS, 8), np.float32), workspace_buffer=np.zeros(64, np.uint8)
+    )
+    with pytest.raises(ValueError, match=f"^{name} lies on cuda:1 and q on cpu"):
+        prepare(**legal(), **extra)
+
+
+def test_outputs_that_overlap_each_other_are_refused():
+    raw = np.zeros(ROWS * 8 * 256, np.uint8)
+    out, lse = raw.view(BF16).reshape(ROWS, 8, 128), raw[-ROWS * 32 :].view(np.float32).reshape(ROWS, 8)
+    with pytest.raises(ValueError, match="out overlaps lse"):
+        prepare(**legal(), out=out, lse=lse)
+
+
+def test_pages_may_lie_in_the_gaps_of_others():
+    """Heads 16 KiB apart leave room for another page's between them: no tile overlaps another."""
+    arguments = legal()
+    raw = np.zeros(PAGES * 24576 + 8192, np.uint8)
+    woven = np.lib.stride_tricks.as_strided(raw, arguments["k"].shape, (24576, 16384, 64, 1))
+    woven[...] = arguments["k"]
+    expected = prepare(**arguments)()
+    np.testing.assert_array_equal(prepare(**(arguments | dict(k=woven)))().view(np.uint16), expected.view(np.uint16))
+
+
+def test_workspace_of_one_byte_less_than_needed_is_refused():
+    call = contract.validate(**legal(), softmax_scale=None, out=None, lse=None, bf16_as_uint16=False)
+    workspace = describe("workspace_buffer", np.zeros(64, np.uint8))
+    contract.check_workspace(workspace, 64, call)
+    with pytest.raises(ValueError, match="workspace_buffer holds 64 bytes; this call needs at least 65"):
+        contract.check_workspace(workspace, 65, call)
 
 
 def test_legal_arguments_are_accepted():

@@ -8,12 +8,14 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from msa_cudacore.launch import compile as compile_module
 from msa_cudacore.launch.compile import CompileError, cache_directory, compile_cubin
-from msa_cudacore.launch.kernel import Geometry
+from msa_cudacore.launch.kernel import Geometry, Launch
 from msa_cudacore.launch.stream import from_handle, resolve
 from msa_cudacore.ptx import nvrtc, source
 
@@ -168,6 +170,17 @@ def test_flattening_includes_each_header_once_and_keeps_line_numbers(tmp_path):
 def test_grid_must_hold_whole_clusters():
     with pytest.raises(ValueError, match="grid 6 is no multiple of the cluster size 4"):
         Geometry(grid=6, block=128, cluster=4)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_launch_needs_as_many_arguments_as_the_kernel_takes(count):
+    with pytest.raises(TypeError, match=f"scale takes 2 arguments, {count} were bound"):
+        Launch(SimpleNamespace(num_arguments=2), Geometry(grid=1, block=32), [np.int32(0)] * count, entry="scale")
+
+
+def test_arguments_of_a_launch_have_fixed_widths():
+    with pytest.raises(TypeError, match="argument 1 of scale is a int; accepted are NumPy scalars"):
+        Launch(SimpleNamespace(num_arguments=2), Geometry(grid=1, block=32), [np.int32(0), 1], entry="scale")
 
 
 class Foreign:
