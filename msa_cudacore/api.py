@@ -186,7 +186,8 @@ def prepare_msa_nvfp4_sparse_decode(
     backend
         `auto` takes the best program for the device (`cake` is a synonym); `blackwell` tcgen05 tensor cores, compute
         capability 10.x and 11.0; `portable` any CUDA device of compute capability 8.0 and up; `reference` the float64
-        oracle on host arrays, which `auto` takes for those. `msa_cudacore.programs` has the registry.
+        oracle on host arrays, which `auto` takes for those; `emulated` the Blackwell program on host arrays, run
+        instruction by instruction in the PTX emulator. `msa_cudacore.programs` has the registry.
     splits
         Into how many CTAs to split each item; None lets the program choose from the shapes and the device. With a
         fixed factor the bits of a row do not depend on the other requests of the batch; the automatic choice
