@@ -167,7 +167,10 @@ def convert_address(b, ins):
     d = b.dest(ins.operands[0])
     space = next(m for m in ins.modifiers if m not in ("to", "u32", "u64"))
     source = b.value(ins.operands[1], "b64")
-    if space not in _WINDOWS:
+    if space.startswith("param") and not ins.has("to"):
+        # A parameter's address has its window already, unless it went through a 32-bit register.
+        b.integer(O.OR, 64, d, source, b.constant(L.PARAMETER_WINDOW))
+    elif space not in _WINDOWS:
         b.integer(O.MOV, 64, d, source)
     elif ins.has("to"):
         b.integer(O.AND, 64, d, source, b.constant(_WINDOWS[space][1]))

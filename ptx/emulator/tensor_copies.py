@@ -205,8 +205,9 @@ def tensormap_replace(warp, ins):
 def tensormap_copy(warp, ins):
     """Copy a map from shared to global memory, then fence: the lanes act together."""
     access = warp.machine.access
-    target = global_address(warp, ins, warp.uniform(0), warp.first)
-    own, offset = shared_address(warp, warp.uniform(1), warp.first, generic=False, cluster=False, size=BYTES, align=16)
+    target = global_address(warp, ins, warp.same(warp.address(0), "operand 1"), warp.first)
+    source = warp.same(warp.address(1), "operand 2")
+    own, offset = shared_address(warp, source, warp.first, generic=False, cluster=False, size=BYTES, align=16)
     access.write_global(warp.agent, target, access.read_shared(warp.agent, own.rank, offset, BYTES))
     warp.machine.clocks.fence(warp.slot)
 
