@@ -1,8 +1,8 @@
 """Whole decode problems as data, and random ones over the contract.
 
-A :class:`Case` holds every argument of :func:`msa_cudacore.prepare_msa_nvfp4_sparse_decode` as NumPy arrays. It moves to
-torch or CuPy with strides, gaps and shared allocations kept, and is saved by :mod:`msa_cudacore.case_file`. Problems with
-known exact answers are in :mod:`msa_cudacore.exact_cases`.
+A :class:`Case` holds every argument of :func:`msa_cudacore.prepare_msa_nvfp4_sparse_decode` as NumPy arrays.
+It moves to torch or CuPy with strides, gaps and shared allocations kept, and is saved by
+:mod:`msa_cudacore.case_file`. Problems with known exact answers are in :mod:`msa_cudacore.exact_cases`.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class Case:
 
     def __str__(self) -> str:
         return (
-            f"{self.name}: batch {self.batch}, seqlen_q {self.seqlen_q}, heads {self.num_q_heads}/{self.num_kv_heads}, "
-            f"top-k {self.q2k_indices.shape[-1]}, {self.k.shape[0]} pages, table width {self.page_table.shape[1]}, "
-            f"scales {self.k_scale.dtype}"
+            f"{self.name}: batch {self.batch}, seqlen_q {self.seqlen_q}, "
+            f"heads {self.num_q_heads}/{self.num_kv_heads}, top-k {self.q2k_indices.shape[-1]}, "
+            f"{self.k.shape[0]} pages, table width {self.page_table.shape[1]}, scales {self.k_scale.dtype}"
         )
 
     def to(self, framework: str, device: Any = None, *, bf16_as_uint16: bool = False) -> Case:
@@ -126,11 +126,11 @@ def random_case(
 ) -> Case:
     """A random legal problem; whatever is left out is drawn from the whole contract.
 
-    ``hostile`` adds what a correct reader survives: NaN scales in dead tokens and unused pages, gaps of 0xFF, garbage in
-    unused page table slots, -1 anywhere in a row, illegal ids and pages, unsorted and repeated ids, shared pages, zero,
-    subnormal and negative block scales. ``score_deviation`` is about the standard deviation of the scores. ``work``
-    bounds the (row, KV head, page) tiles of drawn sizes, so that the oracle takes a fraction of a second. ``layout`` is
-    one of ``LAYOUTS``.
+    ``hostile`` adds what a correct reader survives: NaN scales in dead tokens and unused pages, gaps of 0xFF,
+    garbage in unused page table slots, -1 anywhere in a row, illegal ids and pages, unsorted and repeated
+    ids, shared pages, zero, subnormal and negative block scales. ``score_deviation`` is about the standard
+    deviation of the scores. ``work`` bounds the (row, KV head, page) tiles of drawn sizes, so that the oracle
+    takes a fraction of a second. ``layout`` is one of ``LAYOUTS``.
     """
     group = group or int(rng.integers(1, MAX_GROUP + 1))
     num_kv_heads = num_kv_heads or int(rng.choice([1, 2, 3, 4, 4, 5, 8]))
@@ -208,7 +208,8 @@ def _lengths(rng: np.random.Generator, batch: int, seqlen_q: int, blocks: int) -
         rng.integers(0, seqlen_q + 1, batch),
         rng.integers(0, 3, batch),
     ]
-    return np.minimum(np.choose(rng.choice(5, batch, p=[0.5, 0.15, 0.15, 0.1, 0.1]), kinds), longest).astype(np.int64)
+    lengths = np.choose(rng.choice(5, batch, p=[0.5, 0.15, 0.15, 0.1, 0.1]), kinds)
+    return np.minimum(lengths, longest).astype(np.int64)
 
 
 def _illegal(count: int) -> list[int]:
@@ -257,7 +258,8 @@ def _selection(
     hostile: bool,
 ) -> np.ndarray:
     indices = np.full((num_kv_heads, lengths.size * seqlen_q, topk), -1, np.int64)
-    for (head, row), length in np.ndenumerate(np.broadcast_to(np.repeat(lengths, seqlen_q), indices.shape[:2])):
+    per_row = np.broadcast_to(np.repeat(lengths, seqlen_q), indices.shape[:2])
+    for (head, row), length in np.ndenumerate(per_row):
         seen = length - seqlen_q + row % seqlen_q + 1
         # A speculative token may be offered blocks that only later tokens of its request can see.
         reach = length if hostile and rng.random() < 0.2 else seen

@@ -1,4 +1,4 @@
-"""What the commands `demo` and `decode` do: make a realistic problem, decode it on a chosen device, time the launch."""
+"""What `demo` and `decode` do: make a realistic problem, decode it on a chosen device, time the launch."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ from .pool import HEAD_DIM, PAGE_SIZE, empty_pool, pool_views, slot_mapping, wri
 from .programs import PROGRAMS, select
 from .transfer import BF16, device_empty, move, to_numpy
 
-__all__ = ["FRAMEWORKS", "Decoded", "build_case", "decode_case"]
+__all__ = ["FRAMEWORKS", "SMALL_CASE", "Decoded", "build_case", "decode_case"]
 
 FRAMEWORKS = ("auto", "numpy", "cuda", "torch", "cupy")
+
+SMALL_CASE = {"batch": 1, "tokens": 300, "num_q_heads": 16, "num_kv_heads": 1, "topk": 4}
+"""Sizes that the emulator decodes in seconds: one work item of two or three pages, with a partial one."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +50,11 @@ def build_case(
     seed: int | None = None,
     progress: Callable[[Iterable[int], int], Iterable[int]] = lambda requests, total: requests,
 ) -> Case:
-    """A decode step as serving makes one: random K and V of every request go through the cache writer into a shared pool.
+    """A decode step as serving makes one: K and V of every request go through the cache writer into a pool.
 
-    Requests hold between half of ``tokens`` and all of them; pages are dealt in random order; each (KV head, query token)
-    selects its newest block and random others. Global scales are ``amax / (6 * 448)``, which uses the whole range of the block
-    scales. ``progress(requests, total)`` may wrap the loop over requests.
+    Requests hold between half of ``tokens`` and all of them; pages are dealt in random order; each (KV head,
+    query token) selects its newest block and random others. Global scales are ``amax / (6 * 448)``, which
+    uses the whole range of the block scales. ``progress(requests, total)`` may wrap the loop over requests.
 
     Raises ValueError for a size outside the contract.
     """
@@ -72,7 +75,8 @@ def build_case(
     max_pages = -(-tokens // PAGE_SIZE)
     page_table = rng.permutation(batch * max_pages).reshape(batch, max_pages).astype(np.int32)
     views = pool_views(empty_pool(batch * max_pages, num_kv_heads, fill=0xFF), num_kv_heads)
-    amplitude = 6.0  # values beyond six standard deviations are clipped, so that one scale serves every request
+    # Values beyond six standard deviations are clipped, so that one scale serves every request.
+    amplitude = 6.0
     scale = amplitude / (E2M1_MAX * E4M3_MAX)
     for request in progress(range(batch), batch):
         shape = (2, lengths[request], num_kv_heads, HEAD_DIM)
@@ -100,14 +104,21 @@ def build_case(
 
 
 def decode_case(
-    case: Case, *, backend: str = "auto", framework: str = "auto", splits: int | None = None, repeats: int = 100
+    case: Case,
+    *,
+    backend: str = "auto",
+    framework: str = "auto",
+    splits: int | None = None,
+    repeats: int = 100,
 ) -> Decoded:
     """Decode a case of NumPy arrays and time the launch.
 
-    ``framework`` is the library whose arrays carry the problem: ``numpy`` is the host; ``cuda`` is device memory of
-    cuda.core, which needs neither torch nor CuPy; ``auto`` takes a device where one can run the backend, else the host.
+    ``framework`` is the library whose arrays carry the problem: ``numpy`` is the host; ``cuda`` is device
+    memory of cuda.core, which needs neither torch nor CuPy; ``auto`` takes a device where one can run the
+    backend, else the host.
 
-    Raises what :func:`msa_cudacore.prepare_msa_nvfp4_sparse_decode` raises, and ImportError where the framework is absent.
+    Raises what :func:`msa_cudacore.prepare_msa_nvfp4_sparse_decode` raises, and ImportError where the
+    framework is absent.
     """
     if framework == "auto":
         framework = "cuda" if _runs_on_a_device(backend) else "numpy"
@@ -142,7 +153,9 @@ def decode_case(
 
 def _runs_on_a_device(backend: str) -> bool:
     """Whether device 0 exists and serves the backend."""
-    if not any(program.place == "cuda" and backend in ("auto", "cake", program.backend) for program in PROGRAMS):
+    if not any(
+        program.place == "cuda" and backend in ("auto", "cake", program.backend) for program in PROGRAMS
+    ):
         return False
     if device_module.count() == 0:
         if backend not in ("auto", "cake"):
@@ -160,8 +173,13 @@ def _runs_on_a_device(backend: str) -> bool:
 
 def _problem(case: Case) -> Problem:
     return Problem(
-        batch=case.batch, seqlen_q=case.seqlen_q, num_q_heads=case.num_q_heads, num_kv_heads=case.num_kv_heads,
-        topk=case.q2k_indices.shape[-1], max_pages=case.page_table.shape[1], num_pages=case.k.shape[0],
+        batch=case.batch,
+        seqlen_q=case.seqlen_q,
+        num_q_heads=case.num_q_heads,
+        num_kv_heads=case.num_kv_heads,
+        topk=case.q2k_indices.shape[-1],
+        max_pages=case.page_table.shape[1],
+        num_pages=case.k.shape[0],
     )
 
 

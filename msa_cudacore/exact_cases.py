@@ -1,8 +1,8 @@
-"""Small problems whose exact answers follow by hand. Each guards against one fault seen in real readers of this layout.
+"""Small problems whose exact answers follow by hand. Each guards against a fault seen in real readers.
 
-They grow out of one fixture: batch 1, one query token, 64/4 heads, four pages, page table [[2, 0, 3, 1]], every element of K
-and V +1.0 (byte 0x22), every block scale 1.0 (byte 0x38), q = 0, softmax_scale 1/128. With q = 0 the result is the mean of
-the visible V rows and lse is the logarithm of their number.
+They grow out of one fixture: batch 1, one query token, 64/4 heads, four pages, page table [[2, 0, 3, 1]],
+every element of K and V +1.0 (byte 0x22), every block scale 1.0 (byte 0x38), q = 0, softmax_scale 1/128. With
+q = 0 the result is the mean of the visible V rows and lse is the logarithm of their number.
 """
 
 from __future__ import annotations
@@ -13,7 +13,15 @@ import numpy as np
 
 from msa_cudacore.cases import INT32_MAX, INT32_MIN, Case
 from msa_cudacore.nvfp4 import E4M3_NAN, swizzle_v_scales
-from msa_cudacore.pool import HEAD_DIM, PAGE_SIZE, SCALE_BYTES, aligned_bytes, empty_pool, page_bytes, pool_views
+from msa_cudacore.pool import (
+    HEAD_DIM,
+    PAGE_SIZE,
+    SCALE_BYTES,
+    aligned_bytes,
+    empty_pool,
+    page_bytes,
+    pool_views,
+)
 from msa_cudacore.transfer import BF16
 
 ONES = 0x22
@@ -34,8 +42,11 @@ def fixture(
     num_q_heads: int = 64,
     num_kv_heads: int = 4,
 ) -> Case:
-    """The fixture, with other lengths, ids or V values. ``rows`` are the ids of each query token, the same for every head
-    ([0] when left out); ``v_by_block`` gives the V element of each logical block of every request."""
+    """The fixture, with other lengths, ids or V values.
+
+    ``rows`` are the ids of each query token, the same for every head ([0] when left out); ``v_by_block``
+    gives the V element of each logical block of every request.
+    """
     pool = empty_pool(4, num_kv_heads, fill=ONES)
     views = pool_views(pool, num_kv_heads)
     views.k_scale[...] = UNIT_SCALE
@@ -59,7 +70,8 @@ def fixture(
 
 
 def expect(case: Case, name: str, out: object, lse: object) -> Case:
-    """The case with its name and answers. ``out`` broadcasts to [rows, Hq, 128]; ``lse`` is one number or one a row."""
+    """The case with its name and answers. ``out`` broadcasts to [rows, Hq, 128]; ``lse`` is one number or one
+    a row."""
     rows, heads = case.q.shape[:2]
     lse = np.asarray(lse, np.float64)
     return replace(
@@ -79,31 +91,72 @@ def exact_cases() -> list[Case]:
         _nibble_order(),
         _k_global_scale(),
         expect(replace(fixture(seqused=(1,)), v_global_scale=0.5), "v global scale multiplies", 0.5, 0.0),
-        expect(fixture(seqused=(0, 130), rows=[[0], [0, 1]]), "an empty request beside a full one",
-               _by_row(0.0, 1.0), [-np.inf, np.log(130)]),
-        expect(fixture(seqused=(300, 130), rows=[[], [0, 1]]), "a row that selects nothing",
-               _by_row(0.0, 1.0), [-np.inf, np.log(130)]),
+        expect(
+            fixture(seqused=(0, 130), rows=[[0], [0, 1]]),
+            "an empty request beside a full one",
+            _by_row(0.0, 1.0),
+            [-np.inf, np.log(130)],
+        ),
+        expect(
+            fixture(seqused=(300, 130), rows=[[], [0, 1]]),
+            "a row that selects nothing",
+            _by_row(0.0, 1.0),
+            [-np.inf, np.log(130)],
+        ),
         *(_nan_tail(length) for length in (1, 3, 4, 127, 128, 129)),
-        *(expect(fixture(seqused=(512,), rows=[ids]), name, 1.0, np.log(PAGE_SIZE * sum(i >= 0 for i in ids)))
-          for name, ids in (
-              ("a hole after every id", [0, -1, 1, -1, 2, -1, 3, -1]),
-              ("a hole first", [-1, 0]),
-              ("the last place alone", [-1] * 15 + [0]),
-          )),
+        *(
+            expect(
+                fixture(seqused=(512,), rows=[ids]), name, 1.0, np.log(PAGE_SIZE * sum(i >= 0 for i in ids))
+            )
+            for name, ids in (
+                ("a hole after every id", [0, -1, 1, -1, 2, -1, 3, -1]),
+                ("a hole first", [-1, 0]),
+                ("the last place alone", [-1] * 15 + [0]),
+            )
+        ),
         *(_illegal_id(bad) for bad in (4, 5, INT32_MAX, -2, INT32_MIN)),
         *(_illegal_page(bad) for bad in (-1, 4, INT32_MAX, INT32_MIN)),
         _head_major_selection(),
-        expect(fixture(seqused=(130,), seqlen_q=4, rows=[[0, 1]] * 4, v_by_block=(1, 4, 1, 1)), "causal edge inside a page",
-               _by_row(1.0, 1.0, 132 / 129, 136 / 130), np.log([127, 128, 129, 130])),
-        expect(fixture(seqused=(2,), seqlen_q=4, rows=[[0]] * 4), "fewer keys than query tokens",
-               _by_row(0.0, 0.0, 1.0, 1.0), [-np.inf, -np.inf, 0.0, np.log(2)]),
+        expect(
+            fixture(seqused=(130,), seqlen_q=4, rows=[[0, 1]] * 4, v_by_block=(1, 4, 1, 1)),
+            "causal edge inside a page",
+            _by_row(1.0, 1.0, 132 / 129, 136 / 130),
+            np.log([127, 128, 129, 130]),
+        ),
+        expect(
+            fixture(seqused=(2,), seqlen_q=4, rows=[[0]] * 4),
+            "fewer keys than query tokens",
+            _by_row(0.0, 0.0, 1.0, 1.0),
+            [-np.inf, -np.inf, 0.0, np.log(2)],
+        ),
         expect(fixture(seqused=(1,), rows=[list(range(16))]), "sixteen ids for one key", 1.0, 0.0),
-        expect(fixture(seqused=(512,), rows=[[3, 0, 2, 1]], v_by_block=(1, 1.5, 2, 3)), "unsorted ids", 1.875, np.log(512)),
-        expect(fixture(seqused=(512,), rows=[[0, 0, 1]], v_by_block=(1, 4, 1, 1)), "a repeated id counts twice",
-               2.0, np.log(3 * PAGE_SIZE)),
-        expect(fixture(seqused=(4096,), rows=[list(range(16))]), "a length beyond the page table", 1.0, np.log(512)),
-        *(expect(fixture(seqused=(512,), rows=[[3, 1]], topk=topk, v_by_block=(1, 2, 1, 4)), f"top-k {topk}", 3.0, np.log(256))
-          for topk in (2, 8, 15, 17, 32, 64)),
+        expect(
+            fixture(seqused=(512,), rows=[[3, 0, 2, 1]], v_by_block=(1, 1.5, 2, 3)),
+            "unsorted ids",
+            1.875,
+            np.log(512),
+        ),
+        expect(
+            fixture(seqused=(512,), rows=[[0, 0, 1]], v_by_block=(1, 4, 1, 1)),
+            "a repeated id counts twice",
+            2.0,
+            np.log(3 * PAGE_SIZE),
+        ),
+        expect(
+            fixture(seqused=(4096,), rows=[list(range(16))]),
+            "a length beyond the page table",
+            1.0,
+            np.log(512),
+        ),
+        *(
+            expect(
+                fixture(seqused=(512,), rows=[[3, 1]], topk=topk, v_by_block=(1, 2, 1, 4)),
+                f"top-k {topk}",
+                3.0,
+                np.log(256),
+            )
+            for topk in (2, 8, 15, 17, 32, 64)
+        ),
         _layer_slice(),
         _four_allocations(),
     ]
@@ -137,7 +190,8 @@ def _by_row(*values: float) -> np.ndarray:
 
 
 def _ramp_scales(view: np.ndarray) -> np.ndarray:
-    """Scales [Hkv, 128, 8] that differ for each of the first four tokens and each group: 2**(s-4) * (1 + t/8)."""
+    """Scales [Hkv, 128, 8] that differ for each of the first four tokens and each group: 2**(s-4) * (1 +
+    t/8)."""
     scales = np.full(view.shape[1:], UNIT_SCALE, np.uint8)
     token, group = np.ogrid[:4, :SCALE_BYTES]
     scales[:, :4] = ((group + 3) << 3) | token
@@ -161,7 +215,12 @@ def _k_scale_order() -> Case:
 def _nibble_order() -> Case:
     case = fixture()
     case.v[...] = 0x42
-    return expect(replace(case, v_global_scale=0.5), "the even element is the low nibble", np.tile([0.5, 1.0], 64), np.log(4))
+    return expect(
+        replace(case, v_global_scale=0.5),
+        "the even element is the low nibble",
+        np.tile([0.5, 1.0], 64),
+        np.log(4),
+    )
 
 
 def _k_global_scale() -> Case:
@@ -199,7 +258,9 @@ def _head_major_selection() -> Case:
     values = (1.0, 1.5, 2.0, 3.0)
     case = fixture(seqused=(512,) * 4, v_by_block=values)
     case.q2k_indices[..., 0] = np.arange(4)[:, None]
-    return expect(case, "each head reads its own selection", np.repeat(values, 16)[None, :, None], np.log(PAGE_SIZE))
+    return expect(
+        case, "each head reads its own selection", np.repeat(values, 16)[None, :, None], np.log(PAGE_SIZE)
+    )
 
 
 def _layer_slice() -> Case:

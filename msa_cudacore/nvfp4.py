@@ -1,8 +1,8 @@
 """NVFP4 on the host: E2M1 codes, E4M3 block scales, nibble packing and the V-scale swizzle.
 
-An NVFP4 value is ``e2m1 * float(e4m3) * global_scale``: a 4-bit code, one E4M3 byte for every 16 consecutive values,
-one positive float for the whole tensor. Everything here is NumPy, rounds to nearest even and saturates; every rounding
-is done once, from float64, so no result depends on an intermediate format.
+An NVFP4 value is ``e2m1 * float(e4m3) * global_scale``: a 4-bit code, one E4M3 byte for every 16 consecutive
+values, one positive float for the whole tensor. Everything here is NumPy, rounds to nearest even and
+saturates; every rounding is done once, from float64, so no result depends on an intermediate format.
 
 Formats: OCP Microscaling Formats (MX) v1.0, section 5.3.3 (E2M1), and the OCP 8-bit floating point
 specification 1.0 (E4M3, "fn": no infinities, 0x7F and 0xFF are NaN).
@@ -41,7 +41,8 @@ def decode_e2m1(codes: np.ndarray) -> np.ndarray:
 def encode_e2m1(values: np.ndarray) -> np.ndarray:
     """E2M1 codes (uint8, 0..15) of real values: nearest, ties to even, saturating at 6.
 
-    The sign of zero is kept. NaN becomes +6, as the PTX conversion ``cvt.rn.satfinite.e2m1x2.f32`` defines it.
+    The sign of zero is kept. NaN becomes +6, as the PTX conversion ``cvt.rn.satfinite.e2m1x2.f32`` defines
+    it.
     """
     values = np.asarray(values, dtype=np.float64)
     code = _nearest(np.abs(values), _E2M1_MAGNITUDES) | (np.signbit(values).astype(np.uint8) << 3)
@@ -49,7 +50,8 @@ def encode_e2m1(values: np.ndarray) -> np.ndarray:
 
 
 def decode_e4m3(scales: np.ndarray) -> np.ndarray:
-    """Values (float64) of E4M3 bytes, given as ``uint8`` or as ``ml_dtypes.float8_e4m3fn``; 0x7F and 0xFF give NaN."""
+    """Values (float64) of E4M3 bytes, given as ``uint8`` or as ``ml_dtypes.float8_e4m3fn``; 0x7F and 0xFF
+    give NaN."""
     return _E4M3_VALUES[as_bytes(scales)]
 
 
@@ -61,7 +63,7 @@ def encode_e4m3(values: np.ndarray) -> np.ndarray:
 
 
 def pack_e2m1(codes: np.ndarray) -> np.ndarray:
-    """Two codes a byte along the last axis, the even element in the low nibble: [..., 2n] -> uint8 [..., n]."""
+    """Two codes a byte, the even element in the low nibble: [..., 2n] -> uint8 [..., n]."""
     codes = np.asarray(codes, dtype=np.uint8)
     if codes.ndim == 0 or codes.shape[-1] % 2:
         raise ValueError(f"codes: the last axis must hold an even number of codes, got shape {codes.shape}")
@@ -78,7 +80,7 @@ def unpack_e2m1(packed: np.ndarray) -> np.ndarray:
 
 
 def quantize(values: np.ndarray, global_scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """Quantise [..., n] (n a multiple of 16) to packed codes uint8 [..., n/2] and scale bytes uint8 [..., n/16].
+    """Quantise [..., n], n a multiple of 16, to codes uint8 [..., n/2] and scales uint8 [..., n/16].
 
     ``scale = e4m3(amax16 / (6 * global_scale))`` and ``code = e2m1(x / (float(scale) * global_scale))``.
     A block whose scale rounds to zero gets zero codes (keeping signs), since no code could bring it back.
@@ -88,7 +90,9 @@ def quantize(values: np.ndarray, global_scale: float) -> tuple[np.ndarray, np.nd
     global_scale = positive_scale("global_scale", global_scale)
     values = np.asarray(values).astype(np.float64, copy=False)
     if values.ndim == 0 or values.shape[-1] % SCALE_GROUP:
-        raise ValueError(f"values: the last axis must be a multiple of {SCALE_GROUP}, got shape {values.shape}")
+        raise ValueError(
+            f"values: the last axis must be a multiple of {SCALE_GROUP}, got shape {values.shape}"
+        )
     if not np.isfinite(values).all():
         place = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
         raise ValueError(f"values: element {place} is {values[place]}; NVFP4 holds finite values alone")
@@ -122,7 +126,8 @@ def v_scale_positions(tokens: int = 128, groups: int = 8) -> np.ndarray:
 
 
 def swizzle_v_scales(linear: np.ndarray) -> np.ndarray:
-    """Token-major scales [..., tokens, groups] -> the same bytes in the cache's V order, same shape and dtype."""
+    """Token-major scales [..., tokens, groups] -> the same bytes in the cache's V order, same shape and
+    dtype."""
     linear = np.asarray(linear)
     stored = np.empty((*linear.shape[:-2], linear.shape[-2] * linear.shape[-1]), linear.dtype)
     stored[..., v_scale_positions(*linear.shape[-2:])] = linear.reshape(stored.shape)

@@ -26,7 +26,9 @@ settings.load_profile("untimed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--seed", type=int, default=None, help="seed of the random data, as a failing test printed it")
+    parser.addoption(
+        "--seed", type=int, default=None, help="seed of the random data, as a failing test printed it"
+    )
 
 
 @functools.lru_cache(maxsize=None)
@@ -78,7 +80,9 @@ class Target:
     def prepare(self, case: Case, **options: Any) -> Any:
         """A runner for an already moved case."""
         options.setdefault("backend", self.backend)
-        return prepare_msa_nvfp4_sparse_decode(**case.arguments(), bf16_as_uint16=self.bf16_as_uint16, **options)
+        return prepare_msa_nvfp4_sparse_decode(
+            **case.arguments(), bf16_as_uint16=self.bf16_as_uint16, **options
+        )
 
     def fill(self, array: Any, value: float) -> None:
         """Set every element; a bfloat16 array kept as bits takes the bits of the value."""
@@ -99,7 +103,8 @@ class Target:
         return self.results(runner)
 
     def check(self, case: Case, **options: Any) -> Report:
-        """Run and hold against the answers the case carries, or else the oracle's; fails with the worst row's name."""
+        """Run and hold against the answers the case carries, or else the oracle's; fails with the worst row's
+        name."""
         out, lse = self.run(case, **options)
         exact = (case.expected_out, case.expected_lse) if case.expected_out is not None else case.exact()
         report = compare(out, lse, *exact)
@@ -149,7 +154,8 @@ def target(request: pytest.FixtureRequest) -> Target:
 
 @pytest.fixture(params=_params("numpy", "torch", "torch-blackwell"))
 def main_target(request: pytest.FixtureRequest) -> Target:
-    """The oracle on host arrays and each GPU program on torch tensors: for what does not depend on the array library."""
+    """The oracle on host arrays and each GPU program on torch tensors: for what does not depend on the array
+    library."""
     return _get(request.param)
 
 

@@ -31,40 +31,72 @@ def test_random_cases_are_legal_and_finite(rng):
 
 
 def test_random_cases_cover_what_they_promise():
-    """Over many draws: NaN scales in dead tokens, illegal ids and pages, holes, repeats, disorder, short requests."""
+    """Over many draws: NaN scales in dead tokens, illegal ids and pages, holes, repeats, disorder, short
+    requests."""
     seen = set()
     for seed in range(150):
         case = random_case(np.random.default_rng(seed), work=200)
         ids = case.q2k_indices.astype(np.int64)
         table = case.page_table.astype(np.int64)
         lengths = case.seqused_k
-        seen |= {f"layout {case.name}", f"group {case.num_q_heads // case.num_kv_heads}", f"scales {case.k_scale.dtype}"}
+        seen |= {
+            f"layout {case.name}",
+            f"group {case.num_q_heads // case.num_kv_heads}",
+            f"scales {case.k_scale.dtype}",
+        }
         seen |= {f"seqlen_q {case.seqlen_q}", f"topk {ids.shape[-1]}", f"kv heads {case.num_kv_heads}"}
-        if (case.k_scale.view(np.uint8) & 0x7F == 0x7F).any() and (unswizzle_v_scales(case.v_scale.view(np.uint8)) & 0x7F == 0x7F).any():
+        if (case.k_scale.view(np.uint8) & 0x7F == 0x7F).any() and (
+            unswizzle_v_scales(case.v_scale.view(np.uint8)) & 0x7F == 0x7F
+        ).any():
             seen.add("NaN scales")
         flags = {
-            "id below -1": (ids < -1).any(), "id beyond the table": (ids >= table.shape[1]).any(),
+            "id below -1": (ids < -1).any(),
+            "id beyond the table": (ids >= table.shape[1]).any(),
             "hole": ((ids[..., :-1] < 0) & (ids[..., 1:] >= 0)).any(),
-            "repeat": any(len(set(row[row >= 0])) < (row >= 0).sum() for row in ids.reshape(-1, ids.shape[-1])),
+            "repeat": any(
+                len(set(row[row >= 0])) < (row >= 0).sum() for row in ids.reshape(-1, ids.shape[-1])
+            ),
             "disorder": ((ids[..., 1:] >= 0) & (ids[..., 1:] < ids[..., :-1])).any(),
             "illegal page": ((table < -1) | (table >= case.k.shape[0])).any(),
-            "length 0": (lengths == 0).any(), "length 1": (lengths == 1).any(), "length below seqlen_q": (lengths < case.seqlen_q).any(),
-            "length no multiple": (lengths % 128 != 0).any(), "strided q": not case.q.flags.c_contiguous,
+            "length 0": (lengths == 0).any(),
+            "length 1": (lengths == 1).any(),
+            "length below seqlen_q": (lengths < case.seqlen_q).any(),
+            "length no multiple": (lengths % 128 != 0).any(),
+            "strided q": not case.q.flags.c_contiguous,
             "transposed ids": case.q2k_indices.strides[0] < case.q2k_indices.strides[1],
-            "negative scale": ((case.k_scale.view(np.uint8) > 0x80) & (case.k_scale.view(np.uint8) < 0xFF)).any(),
+            "negative scale": (
+                (case.k_scale.view(np.uint8) > 0x80) & (case.k_scale.view(np.uint8) < 0xFF)
+            ).any(),
         }
         shared = table[:, 0][(lengths > 0) & (table[:, 0] >= 0) & (table[:, 0] < case.k.shape[0])]
         flags["shared page"] = len(set(shared)) < len(shared)
         seen |= {name for name, flag in flags.items() if flag}
-    expected = {f"layout random {name}" for name in LAYOUTS} | {f"group {g}" for g in range(1, 17)} | {"scales uint8", "scales float8_e4m3fn"}
-    expected |= {f"seqlen_q {n}" for n in (1, 2, 3, 4, 5, 6, 7, 8, 16, 32)} | {f"topk {n}" for n in (1, 16, 17, 32, 64)}
+    expected = (
+        {f"layout random {name}" for name in LAYOUTS}
+        | {f"group {g}" for g in range(1, 17)}
+        | {"scales uint8", "scales float8_e4m3fn"}
+    )
+    expected |= {f"seqlen_q {n}" for n in (1, 2, 3, 4, 5, 6, 7, 8, 16, 32)} | {
+        f"topk {n}" for n in (1, 16, 17, 32, 64)
+    }
     expected |= {f"kv heads {n}" for n in (1, 2, 3, 4, 5, 8)} | {"NaN scales"} | set(flags)
     assert expected <= seen, expected - seen
 
 
 def test_constraints_are_kept(rng):
-    case = random_case(rng, group=7, num_kv_heads=3, seqlen_q=5, topk=9, lengths=np.array([300, 2]), layout="separate", scale_dtype=E4M3)
-    assert case.q.shape == (10, 21, 128) and case.q2k_indices.shape == (3, 10, 9) and case.k_scale.dtype == E4M3
+    case = random_case(
+        rng,
+        group=7,
+        num_kv_heads=3,
+        seqlen_q=5,
+        topk=9,
+        lengths=np.array([300, 2]),
+        layout="separate",
+        scale_dtype=E4M3,
+    )
+    assert (
+        case.q.shape == (10, 21, 128) and case.q2k_indices.shape == (3, 10, 9) and case.k_scale.dtype == E4M3
+    )
     assert case.seqused_k.tolist() == [300, 2]
     with pytest.raises(ValueError, match="layout"):
         random_case(rng, layout="other")
@@ -120,7 +152,10 @@ def test_other_frameworks_are_refused():
 def test_importing_cases_brings_no_framework():
     import subprocess
 
-    code = "import sys, msa_cudacore.cases, msa_cudacore.exact_cases; sys.exit('torch' in sys.modules or 'cupy' in sys.modules)"
+    code = (
+        "import sys, msa_cudacore.cases, msa_cudacore.exact_cases\n"
+        "sys.exit('torch' in sys.modules or 'cupy' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
@@ -137,14 +172,19 @@ def path(tmp_path):
 def test_a_saved_case_loads_with_the_same_values(rng, path, scale_dtype, softmax_scale):
     from dataclasses import replace
 
-    case = replace(random_case(rng, scale_dtype=scale_dtype, strided_inputs=True), softmax_scale=softmax_scale)
+    case = replace(
+        random_case(rng, scale_dtype=scale_dtype, strided_inputs=True), softmax_scale=softmax_scale
+    )
     case.save(path)
     loaded = Case.load(path)
     for name in ARRAYS:
         assert getattr(loaded, name).dtype == getattr(case, name).dtype
         np.testing.assert_array_equal(raw(getattr(loaded, name)), raw(getattr(case, name)))
     assert (loaded.k_global_scale, loaded.v_global_scale, loaded.seqlen_q, loaded.softmax_scale) == (
-        case.k_global_scale, case.v_global_scale, case.seqlen_q, softmax_scale
+        case.k_global_scale,
+        case.v_global_scale,
+        case.seqlen_q,
+        softmax_scale,
     )
     for a, b in zip(case.exact(), loaded.exact()):
         np.testing.assert_array_equal(a, b)
@@ -153,7 +193,9 @@ def test_a_saved_case_loads_with_the_same_values(rng, path, scale_dtype, softmax
 def plain(**changes) -> dict:
     case = fixture()
     data = {name: getattr(case, name) for name in ARRAYS if name != "q"} | {
-        "q": case.q.astype(np.float32), "k_global_scale": 1.0, "v_global_scale": 1.0,
+        "q": case.q.astype(np.float32),
+        "k_global_scale": 1.0,
+        "v_global_scale": 1.0,
     }
     data |= changes
     return {name: value for name, value in data.items() if value is not None}
@@ -163,7 +205,12 @@ def test_a_file_written_by_hand_loads(path):
     """float32 q, int64 ids, no optional key."""
     np.savez(path, **plain(q2k_indices=fixture().q2k_indices.astype(np.int64)))
     case = case_file.load(path)
-    assert case.q.dtype == BF16 and case.q2k_indices.dtype == np.int32 and case.seqlen_q == 1 and case.softmax_scale is None
+    assert (
+        case.q.dtype == BF16
+        and case.q2k_indices.dtype == np.int32
+        and case.seqlen_q == 1
+        and case.softmax_scale is None
+    )
     np.testing.assert_allclose(case.exact()[1], np.log(4))
 
 
@@ -224,7 +271,14 @@ def test_damaged_files_are_refused(path, damage, rng):
     else:
         flipped = bytearray(content)
         flipped[len(content) // 3] ^= 0xFF  # amid the codes; the archive's checksum tells
-        path.write_bytes({"empty": b"", "truncated": content[: len(content) // 2], "text": b"hello", "flipped": bytes(flipped)}[damage])
+        path.write_bytes(
+            {
+                "empty": b"",
+                "truncated": content[: len(content) // 2],
+                "text": b"hello",
+                "flipped": bytes(flipped),
+            }[damage]
+        )
     with pytest.raises(ValueError, match="not a readable npz"):
         case_file.load(path)
 
@@ -237,9 +291,16 @@ def test_entries_that_are_no_arrays_are_refused(path):
         case_file.load(path)
 
 
-@pytest.mark.parametrize("header", ["((((", "{'descr': 'zz', 'fortran_order': False, 'shape': (1,), }", "{}",
-                                    "{'descr': '<u2', 'fortran_order': False, 'shape': (1 << 40, 1 << 20), }",
-                                    "{'descr': '<u2', 'fortran_order': False, 'shape': (1099511627776, 4, 128), }"])
+@pytest.mark.parametrize(
+    "header",
+    [
+        "((((",
+        "{'descr': 'zz', 'fortran_order': False, 'shape': (1,), }",
+        "{}",
+        "{'descr': '<u2', 'fortran_order': False, 'shape': (1 << 40, 1 << 20), }",
+        "{'descr': '<u2', 'fortran_order': False, 'shape': (1099511627776, 4, 128), }",
+    ],
+)
 def test_damaged_array_headers_are_refused(path, header):
     np.savez(path, **plain(q=None))
     with zipfile.ZipFile(path, "a") as archive:
@@ -249,9 +310,13 @@ def test_damaged_array_headers_are_refused(path, header):
 
 
 def test_random_damage_is_refused_or_harmless(path, rng):
-    """Bytes of the directory and the array headers changed at random: a refusal that names the file, or a case."""
+    """Bytes of the directory and the array headers changed at random: a refusal that names the file, or a
+    case."""
     case = fixture(num_q_heads=1, num_kv_heads=1)
-    np.savez_compressed(path, **plain(**{name: getattr(case, name) for name in ARRAYS if name != "q"}, q=np.zeros((1, 1, 128))))
+    np.savez_compressed(
+        path,
+        **plain(**{name: getattr(case, name) for name in ARRAYS if name != "q"}, q=np.zeros((1, 1, 128))),
+    )
     content = path.read_bytes()
     for _ in range(100):
         damaged = bytearray(content)

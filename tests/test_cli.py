@@ -9,15 +9,15 @@ import sys
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from msa_cudacore.launch import device
 
 from msa_cudacore import cli, doctor
 from msa_cudacore.cases import random_case
 from msa_cudacore.demo import build_case, decode_case
-from msa_cudacore.launch import device
 from msa_cudacore.reference import compare
 from msa_cudacore.transfer import BF16
 
-SMALL = ["--batch", "2", "--tokens", "300", "--q-heads", "8", "--kv-heads", "2"]
+SMALL = ["--batch", "2", "--tokens", "300", "--q-heads", "8", "--kv-heads", "2", "--no-emulate"]
 
 
 def run(*arguments: str):
@@ -44,9 +44,35 @@ def saved(tmp_path, rng):
 def test_demo_runs_the_main_job():
     result = run("demo", *SMALL)
     assert result.exit_code == 0, result.output
-    for words in ("device", "program", "splits", "rounding floor", "time of a launch", "matches the oracle", "8/2"):
+    for words in (
+        "device",
+        "program",
+        "splits",
+        "rounding floor",
+        "time",
+        "matches the oracle",
+        "8/2",
+    ):
         assert words in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+def test_demo_without_a_gpu_also_runs_the_blackwell_kernel_in_the_emulator():
+    pytest.importorskip("numba")
+    if device.count():
+        pytest.skip("a GPU is visible, where the demo runs on it alone")
+    result = run("demo", *SMALL, "--emulate", "--json")
+    assert result.exit_code == 0, result.output
+    emulated = json.loads(result.stdout)["emulated"]
+    assert emulated["ok"] and emulated["backend"] == "emulated" and "sm_100a" in emulated["program"]
+
+
+def test_demo_without_the_emulator_says_how_to_get_it(monkeypatch):
+    if device.count():
+        pytest.skip("a GPU is visible, where the demo runs on it alone")
+    monkeypatch.setattr(cli, "find_spec", lambda name: None)
+    result = run("demo", *SMALL, "--emulate")
+    assert result.exit_code == 0 and "pip install 'msa-cudacore[emulator]'" in result.stdout
 
 
 def test_demo_speaks_json():
@@ -55,7 +81,13 @@ def test_demo_speaks_json():
     assert result.exit_code == 0 and result.stderr == ""
     assert facts["ok"] is True and facts["problems"] == [] and facts["worst_ratio"] <= 1.25
     assert facts["program"] == "reference(float64)" and facts["device"] == "host CPU" and facts["splits"] == 1
-    assert (facts["batch"], facts["seqlen_q"], facts["topk"], facts["q_heads"], facts["kv_heads"]) == (2, 3, 2, 8, 2)
+    assert (facts["batch"], facts["seqlen_q"], facts["topk"], facts["q_heads"], facts["kv_heads"]) == (
+        2,
+        3,
+        2,
+        8,
+        2,
+    )
     assert facts["microseconds"] > 0 and 0 < facts["rounding_floor"] < 3e-3
 
 
@@ -66,7 +98,11 @@ def test_demo_saves_a_problem_that_decode_takes(tmp_path):
     assert result.exit_code == 0 and "matches the oracle" in result.stdout
     again = build_case(batch=2, tokens=300, num_q_heads=8, num_kv_heads=2, seed=5)
     with np.load(results) as data:
-        assert str(data["out_dtype"]) == "bfloat16" and str(data["program"]) == "reference(float64)" and data["splits"] == 1
+        assert (
+            str(data["out_dtype"]) == "bfloat16"
+            and str(data["program"]) == "reference(float64)"
+            and data["splits"] == 1
+        )
         assert compare(data["out"].view(BF16), data["lse"], *again.exact())
 
 
@@ -131,7 +167,9 @@ def test_decode_names_the_argument_that_does_not_fit(saved, tmp_path):
     path, _ = saved
     with np.load(path) as data:
         np.savez(tmp_path / "bad.npz", **{**data, "k_global_scale": -1.0})
-    assert "k_global_scale is -1.0" in error_of("decode", "--input", tmp_path / "bad.npz", "--output", tmp_path / "out.npz")
+    assert "k_global_scale is -1.0" in error_of(
+        "decode", "--input", tmp_path / "bad.npz", "--output", tmp_path / "out.npz"
+    )
 
 
 def test_a_gpu_program_without_a_gpu_is_one_line(monkeypatch):
@@ -172,14 +210,24 @@ def test_results_are_written_before_they_are_judged(saved, tmp_path, monkeypatch
 
 def test_an_output_that_cannot_be_written_is_one_line(saved):
     path, _ = saved
-    assert "No space left on device: /dev/full" in error_of("decode", "--input", path, "--output", "/dev/full", "--json")
+    assert "No space left on device: /dev/full" in error_of(
+        "decode", "--input", path, "--output", "/dev/full", "--json"
+    )
 
 
 @pytest.mark.parametrize("framework", ["cuda", "torch"])
 def test_device_arrays_without_a_device_are_one_line(framework):
-    if framework == "torch" and pytest.importorskip("torch").cuda.is_available() or framework == "cuda" and device.count():
+    if (
+        framework == "torch"
+        and pytest.importorskip("torch").cuda.is_available()
+        or framework == "cuda"
+        and device.count()
+    ):
         pytest.skip("there is a device")
-    assert "cannot be used" in (message := error_of("demo", *SMALL, "--framework", framework)) or "sees no CUDA device" in message
+    assert (
+        "cannot be used" in (message := error_of("demo", *SMALL, "--framework", framework))
+        or "sees no CUDA device" in message
+    )
 
 
 def test_debug_shows_the_traceback():
@@ -190,8 +238,10 @@ def test_debug_shows_the_traceback():
 def test_help_imports_nothing_heavy():
     code = (
         "import sys\nfrom click.testing import CliRunner\nfrom msa_cudacore.cli import main\n"
-        "result = CliRunner().invoke(main, ['--help'])\nassert result.exit_code == 0 and 'emulate' in result.output\n"
-        "sys.exit(' '.join(m for m in ('torch', 'cupy', 'numba', 'matplotlib', 'cuda.core') if m in sys.modules) or None)"
+        "result = CliRunner().invoke(main, ['--help'])\n"
+        "assert result.exit_code == 0 and 'emulate' in result.output\n"
+        "heavy = ('torch', 'cupy', 'numba', 'matplotlib', 'cuda.core')\n"
+        "sys.exit(' '.join(name for name in heavy if name in sys.modules) or None)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -204,10 +254,18 @@ def test_a_lazy_command_without_its_extra_says_what_to_install(monkeypatch):
 
 def test_installed_command_runs_in_a_process():
     done = subprocess.run(
-        [sys.executable, "-m", "msa_cudacore.cli", "demo", *SMALL, "--json"], capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", "msa_cudacore.cli", "demo", *SMALL, "--json"],
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0 and json.loads(done.stdout)["ok"] is True
-    done = subprocess.run([sys.executable, "-m", "msa_cudacore.cli", "demo", "--batch", "-3"], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-m", "msa_cudacore.cli", "demo", "--batch", "-3"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "batch is -3" in done.stderr
 
 

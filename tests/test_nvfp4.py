@@ -25,7 +25,8 @@ def e4m3_value(byte: int) -> float:
 
 
 def nearest_even(value: float, table: list[float]) -> int:
-    """Index of the nearest table entry by exact arithmetic; a tie goes to the even index; beyond the end, the end."""
+    """Index of the nearest table entry by exact arithmetic; a tie goes to the even index; beyond the end, the
+    end."""
     distance = [abs(Fraction(value) - Fraction(entry)) for entry in table]
     best = min(distance)
     tied = [i for i, d in enumerate(distance) if d == best]
@@ -44,12 +45,16 @@ def test_codes_of_more_than_four_bits_are_refused(codes):
 
 
 def test_e4m3_decodes_every_byte():
-    np.testing.assert_array_equal(nvfp4.decode_e4m3(np.arange(256, dtype=np.uint8)), [e4m3_value(b) for b in range(256)])
+    np.testing.assert_array_equal(
+        nvfp4.decode_e4m3(np.arange(256, dtype=np.uint8)), [e4m3_value(b) for b in range(256)]
+    )
 
 
 def test_scale_views_of_both_types_decode_alike():
     bytes_ = np.arange(256, dtype=np.uint8)
-    np.testing.assert_array_equal(nvfp4.decode_e4m3(bytes_), nvfp4.decode_e4m3(bytes_.view(ml_dtypes.float8_e4m3fn)))
+    np.testing.assert_array_equal(
+        nvfp4.decode_e4m3(bytes_), nvfp4.decode_e4m3(bytes_.view(ml_dtypes.float8_e4m3fn))
+    )
 
 
 def test_every_code_survives_a_round_trip():
@@ -70,8 +75,22 @@ def test_ties_go_to_even_and_neighbours_to_their_side():
 
 
 def test_saturation_signs_and_nan():
-    assert nvfp4.encode_e2m1(np.array([5.0, 7, 1e300, np.inf, -np.inf, -0.0, np.nan])).tolist() == [6, 7, 7, 7, 15, 8, 7]
-    assert nvfp4.encode_e4m3(np.array([465.0, np.inf, -1e9, -0.0, np.nan])).tolist() == [0x7E, 0x7E, 0xFE, 0x80, 0x7F]
+    assert nvfp4.encode_e2m1(np.array([5.0, 7, 1e300, np.inf, -np.inf, -0.0, np.nan])).tolist() == [
+        6,
+        7,
+        7,
+        7,
+        15,
+        8,
+        7,
+    ]
+    assert nvfp4.encode_e4m3(np.array([465.0, np.inf, -1e9, -0.0, np.nan])).tolist() == [
+        0x7E,
+        0x7E,
+        0xFE,
+        0x80,
+        0x7F,
+    ]
 
 
 @given(npst.arrays(np.float64, 20, elements=st.floats(-600, 600)))
@@ -84,15 +103,21 @@ def test_rounding_agrees_with_exact_arithmetic(values):
 
 def test_float32_conversions_agree_with_ml_dtypes(rng):
     values = (rng.normal(size=100_000) * 10 ** rng.uniform(-4, 2, 100_000)).astype(np.float32)
-    np.testing.assert_array_equal(nvfp4.encode_e2m1(values), values.astype(ml_dtypes.float4_e2m1fn).view(np.uint8))
+    np.testing.assert_array_equal(
+        nvfp4.encode_e2m1(values), values.astype(ml_dtypes.float4_e2m1fn).view(np.uint8)
+    )
     clipped = np.clip(values, -448, 448)
-    np.testing.assert_array_equal(nvfp4.encode_e4m3(values), clipped.astype(ml_dtypes.float8_e4m3fn).view(np.uint8))
+    np.testing.assert_array_equal(
+        nvfp4.encode_e4m3(values), clipped.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+    )
 
 
 def test_even_element_is_the_low_nibble():
     assert nvfp4.pack_e2m1(np.array([2, 4])).tolist() == [0x42]
     assert nvfp4.unpack_e2m1(np.array([0x42])).tolist() == [2, 4]
-    assert nvfp4.pack_e2m1(np.array([0xF2, 0x04])).tolist() == [0x42], "bits above a code do not reach its neighbour"
+    assert nvfp4.pack_e2m1(np.array([0xF2, 0x04])).tolist() == [0x42], (
+        "bits above a code do not reach its neighbour"
+    )
     with pytest.raises(ValueError, match="even number"):
         nvfp4.pack_e2m1(np.zeros(3, np.uint8))
 
@@ -109,7 +134,12 @@ def test_dequantize_is_code_times_scale_times_global(rng):
     for place in np.ndindex(3, 5, 32):
         byte = int(packed[place[:2] + (place[2] // 2,)])
         code = byte >> 4 if place[2] % 2 else byte & 15
-        expected = E2M1[code & 7] * (-1 if code & 8 else 1) * e4m3_value(int(scales[place[:2] + (place[2] // 16,)])) * 0.375
+        expected = (
+            E2M1[code & 7]
+            * (-1 if code & 8 else 1)
+            * e4m3_value(int(scales[place[:2] + (place[2] // 16,)]))
+            * 0.375
+        )
         assert values[place] == expected
 
 
@@ -132,13 +162,16 @@ def test_quantize_follows_the_formula(rng):
 def test_quantize_error_is_bounded_by_the_format(rng):
     values = rng.normal(size=(1000, 16))
     error = np.abs(nvfp4.dequantize(*nvfp4.quantize(values, 1 / 64), 1 / 64) - values)
-    # Half the widest E2M1 step is 1 of 6; the E4M3 scale may be 1/16 too small, which clips the largest element.
+    # Half the widest E2M1 step is 1 of 6; the E4M3 scale may be 1/16 too small, which clips the largest
+    # element.
     assert (error.max(axis=1) <= np.abs(values).max(axis=1) * (1 / 6 + 1 / 16)).all()
 
 
 def test_quantize_of_zeros_and_of_values_below_the_format():
     packed, scales = nvfp4.quantize(np.array([[0.0] * 16 + [1e-9, -1e-9] * 8]), 1.0)
-    assert scales.tolist() == [[0, 0]] and not (packed & 0x77).any(), "a block without a scale holds zero codes"
+    assert scales.tolist() == [[0, 0]] and not (packed & 0x77).any(), (
+        "a block without a scale holds zero codes"
+    )
     assert nvfp4.unpack_e2m1(packed).tolist() == [[0] * 16 + [0, 8] * 8], "signs are kept"
     assert nvfp4.dequantize(packed, scales).tolist() == [[0.0] * 32]
 
@@ -191,7 +224,8 @@ def test_unswizzle_inverts_swizzle(rng):
 
 
 def test_global_scale_is_not_rounded_to_float32():
-    """The block's largest value stands on a tie of E4M3, which a global scale rounded to float32 would not leave."""
+    """The block's largest value stands on a tie of E4M3, which a global scale rounded to float32 would not
+    leave."""
     values = np.zeros(16)
     values[0] = 6 * (1 + 3 / 16)  # between the scales 1 + 1/8 and 1 + 2/8; the even one is the upper
     scale_bytes = [nvfp4.quantize(values, 1 + sign * 2.0**-26)[1].tolist() for sign in (1, 0, -1)]

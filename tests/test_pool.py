@@ -8,14 +8,24 @@ import pytest
 
 from msa_cudacore import nvfp4
 from msa_cudacore.pool import (
-    PoolViews, empty_pool, page_bytes, page_regions, pool_views, slot_mapping, vllm_view, write_tokens,
+    PoolViews,
+    empty_pool,
+    page_bytes,
+    page_regions,
+    pool_views,
+    slot_mapping,
+    vllm_view,
+    write_tokens,
 )
 
 
 def test_page_map_of_four_heads():
     assert page_bytes(4) == 73_728
     assert {name: tuple(region) for name, region in page_regions(4).items()} == {
-        "k": (0, 64), "k_scale": (4 * 128 * 64, 8), "v": (4 * 128 * 72, 64), "v_scale": (4 * 128 * 136, 8),
+        "k": (0, 64),
+        "k_scale": (4 * 128 * 64, 8),
+        "v": (4 * 128 * 72, 64),
+        "v_scale": (4 * 128 * 136, 8),
     }
 
 
@@ -137,7 +147,10 @@ def test_other_bytes_are_left_alone(written):
             old[page, :, offset] = new[page, :, offset]
         flat = (offset // 4) * 32 + np.arange(8) * 4 + offset % 4
         for head in range(3):
-            old_tile, new_tile = untouched.v_scale[page, head].reshape(-1), views.v_scale[page, head].reshape(-1)
+            old_tile, new_tile = (
+                untouched.v_scale[page, head].reshape(-1),
+                views.v_scale[page, head].reshape(-1),
+            )
             old_tile[flat] = new_tile[flat]
     np.testing.assert_array_equal(pool, before)
 
@@ -147,7 +160,9 @@ def test_writer_takes_other_floats(rng, dtype):
     k = rng.normal(size=(5, 2, 128)).astype(dtype)
     a, b = (pool_views(empty_pool(2, 2), 2) for _ in range(2))
     write_tokens(a, k, k, np.arange(5), k_global_scale=1.0, v_global_scale=1.0)
-    write_tokens(b, k.astype(np.float64), k.astype(np.float64), np.arange(5), k_global_scale=1.0, v_global_scale=1.0)
+    write_tokens(
+        b, k.astype(np.float64), k.astype(np.float64), np.arange(5), k_global_scale=1.0, v_global_scale=1.0
+    )
     for x, y in zip(a, b):
         np.testing.assert_array_equal(x, y)
 
@@ -174,8 +189,14 @@ def test_writer_fills_separate_allocations_and_float8_scales(rng):
 
 def test_writer_of_no_tokens_writes_nothing():
     pool = empty_pool(1, 1, fill=3)
-    write_tokens(pool_views(pool, 1), np.zeros((0, 1, 128)), np.zeros((0, 1, 128)), np.zeros(0, int),
-                 k_global_scale=1.0, v_global_scale=1.0)
+    write_tokens(
+        pool_views(pool, 1),
+        np.zeros((0, 1, 128)),
+        np.zeros((0, 1, 128)),
+        np.zeros(0, int),
+        k_global_scale=1.0,
+        v_global_scale=1.0,
+    )
     assert (pool == 3).all()
 
 
@@ -195,8 +216,16 @@ def test_writer_of_no_tokens_writes_nothing():
 )
 def test_writer_refuses_and_writes_nothing(change, error, words):
     pool = empty_pool(4, 2, fill=5)
-    arguments = dict(k=np.ones((2, 2, 128)), v=np.ones((2, 2, 128)), slots=np.array([0, 1]), k_global_scale=1.0,
-                     v_global_scale=1.0) | change
+    arguments = (
+        dict(
+            k=np.ones((2, 2, 128)),
+            v=np.ones((2, 2, 128)),
+            slots=np.array([0, 1]),
+            k_global_scale=1.0,
+            v_global_scale=1.0,
+        )
+        | change
+    )
     with pytest.raises(error, match=words):
         write_tokens(pool_views(pool, 2), **arguments)
     assert (pool == 5).all()
@@ -204,7 +233,13 @@ def test_writer_refuses_and_writes_nothing(change, error, words):
 
 def test_writer_refuses_views_it_cannot_write():
     views = pool_views(empty_pool(1, 1), 1)
-    arguments = dict(k=np.ones((1, 1, 128)), v=np.ones((1, 1, 128)), slots=np.array([0]), k_global_scale=1.0, v_global_scale=1.0)
+    arguments = dict(
+        k=np.ones((1, 1, 128)),
+        v=np.ones((1, 1, 128)),
+        slots=np.array([0]),
+        k_global_scale=1.0,
+        v_global_scale=1.0,
+    )
     with pytest.raises(TypeError, match="v: .*list"):
         write_tokens(views._replace(v=[1]), **arguments)
     with pytest.raises(ValueError, match="k_scale: shape"):

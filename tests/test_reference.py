@@ -1,4 +1,5 @@
-"""The oracle against a slow scalar loop written from the contract's text alone, and the measure of error itself."""
+"""The oracle against a slow scalar loop written from the contract's text alone, and the measure of error
+itself."""
 
 from __future__ import annotations
 
@@ -13,7 +14,12 @@ from hypothesis import strategies as st
 
 from msa_cudacore.cases import Case, random_case
 from msa_cudacore.exact_cases import exact_cases, fixture, odd_stride_cases
-from msa_cudacore.reference import compare, relative_error, round_to_bf16, rounding_floor
+from msa_cudacore.reference import (
+    compare,
+    relative_error,
+    round_to_bf16,
+    rounding_floor,
+)
 
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
@@ -52,17 +58,29 @@ def scalar_decode(case: Case) -> tuple[np.ndarray, np.ndarray]:
             for t in range(128):
                 if block * 128 + t > position:
                     break
-                key = [scalar_element(case.k[page, head, t], k_scale[page, head, t, d // 16], d) for d in range(128)]
-                scores.append(softmax_scale * case.k_global_scale * math.fsum(a * b for a, b in zip(query, key)))
+                key = [
+                    scalar_element(case.k[page, head, t], k_scale[page, head, t, d // 16], d)
+                    for d in range(128)
+                ]
+                scores.append(
+                    softmax_scale * case.k_global_scale * math.fsum(a * b for a, b in zip(query, key))
+                )
                 at = [(t // 4 * 4 + s // 2, s % 2 * 4 + t % 4) for s in range(8)]
-                values.append([scalar_element(case.v[page, head, t], v_scale[page, head][at[d // 16]], d) for d in range(128)])
+                values.append(
+                    [
+                        scalar_element(case.v[page, head, t], v_scale[page, head][at[d // 16]], d)
+                        for d in range(128)
+                    ]
+                )
         if scores:
             top = max(scores)
             weights = [math.exp(score - top) for score in scores]
             total = math.fsum(weights)
             lse[row, q_head] = top + math.log(total)
             for d in range(128):
-                out[row, q_head, d] = case.v_global_scale * math.fsum(w * v[d] for w, v in zip(weights, values)) / total
+                out[row, q_head, d] = (
+                    case.v_global_scale * math.fsum(w * v[d] for w, v in zip(weights, values)) / total
+                )
     return out, lse
 
 
@@ -72,17 +90,29 @@ def assert_close(got, exact, tolerance=1e-10):
 
 
 @settings(max_examples=15)
-@given(seed=st.integers(0, 2**32 - 1), seqlen_q=st.integers(1, 4), group=st.integers(1, 3), heads=st.integers(1, 2),
-       length=st.integers(0, 300))
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    seqlen_q=st.integers(1, 4),
+    group=st.integers(1, 3),
+    heads=st.integers(1, 2),
+    length=st.integers(0, 300),
+)
 def test_oracle_agrees_with_the_scalar_loop(seed, seqlen_q, group, heads, length):
     case = random_case(
-        np.random.default_rng(seed), group=group, num_kv_heads=heads, seqlen_q=seqlen_q, topk=4, lengths=np.array([length])
+        np.random.default_rng(seed),
+        group=group,
+        num_kv_heads=heads,
+        seqlen_q=seqlen_q,
+        topk=4,
+        lengths=np.array([length]),
     )
     assert_close(case.exact(), scalar_decode(case))
 
 
 def test_oracle_agrees_with_the_scalar_loop_on_a_ragged_batch(rng):
-    case = random_case(rng, group=1, num_kv_heads=2, seqlen_q=3, topk=5, lengths=np.array([260, 0, 1, 2, 129]))
+    case = random_case(
+        rng, group=1, num_kv_heads=2, seqlen_q=3, topk=5, lengths=np.array([260, 0, 1, 2, 129])
+    )
     assert_close(case.exact(), scalar_decode(case))
 
 
@@ -97,7 +127,7 @@ def test_exact_cases_have_distinct_names():
 
 
 def test_a_linear_reading_of_v_scales_would_be_noticed():
-    """The fixture with a scale ramp: what a reader that ignores the swizzle computes is far from the answer."""
+    """The fixture with a scale ramp: a reader that ignores the swizzle is far from the answer."""
     case = next(c for c in exact_cases() if c.name == "v scales are swizzled")
     scales = np.array([[scalar_e4m3(int(b)) for b in row] for row in case.v_scale.view(np.uint8)[2, 0, :4]])
     assert scales[:, 0].mean() == 1.328125 and scales[:, 7].mean() == 3.65234375
@@ -192,7 +222,9 @@ def test_round_to_bf16_is_one_rounding(value):
 
 
 def test_round_to_bf16_avoids_the_double_rounding_of_a_cast():
-    value = 1 + 2.0**-8 + 2.0**-40  # just above a tie; float32 drops the last term and the tie then goes to even
+    value = (
+        1 + 2.0**-8 + 2.0**-40
+    )  # just above a tie; float32 drops the last term and the tie then goes to even
     assert float(np.float64(value).astype(ml_dtypes.bfloat16)) == 1.0
     assert float(round_to_bf16(np.array(value))) == 1 + 2.0**-7
 

@@ -1,4 +1,5 @@
-"""The runner on a GPU: capture, replay, streams, workspace, threads, large pools, and what a launch does not do."""
+"""The runner on a GPU: capture, replay, streams, workspace, threads, large pools, and what a launch does not
+do."""
 
 from __future__ import annotations
 
@@ -15,7 +16,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from msa_cudacore import msa_nvfp4_decode_workspace_size, prepare_msa_nvfp4_sparse_decode
+from msa_cudacore import (
+    msa_nvfp4_decode_workspace_size,
+    prepare_msa_nvfp4_sparse_decode,
+)
 from msa_cudacore.cases import Case, random_case
 from msa_cudacore.exact_cases import exact_cases, fixture
 from msa_cudacore.pool import page_bytes, pool_views
@@ -28,7 +32,7 @@ SPLITS = (1, 2, 4, 8)
 
 @pytest.fixture
 def without_clusters(monkeypatch):
-    """The device reported as one without thread block clusters, so that splits merge through the workspace."""
+    """The device reported as one without clusters, so that splits merge through the workspace."""
     from msa_cudacore.launch import device
 
     facts = device.facts
@@ -45,13 +49,16 @@ def assert_right(target, runner, case: Case) -> None:
 
 
 def small_case(rng, **shape) -> Case:
-    shape = dict(group=8, num_kv_heads=2, seqlen_q=1, topk=16, lengths=np.array([1500, 300]), hostile=False) | shape
+    shape = (
+        dict(group=8, num_kv_heads=2, seqlen_q=1, topk=16, lengths=np.array([1500, 300]), hostile=False)
+        | shape
+    )
     return random_case(rng, **shape)
 
 
 @contextlib.contextmanager
 def captured(stream: int):
-    """Capture a stream in the strictest mode through the driver; yields a list that receives the node types."""
+    """Capture a stream in the strictest mode; yields a list that receives the node types."""
     from cuda.bindings import driver
 
     def check(result):
@@ -80,7 +87,8 @@ from msa_cudacore.reference import compare
 from msa_cudacore.transfer import to_numpy
 
 route, splits = sys.argv[1], int(sys.argv[2])
-case = random_case(np.random.default_rng(), group=16, num_kv_heads=4, seqlen_q=1, topk=16, lengths=np.array([2000, 0, 300]))
+lengths = np.array([2000, 0, 300])
+case = random_case(np.random.default_rng(), group=16, num_kv_heads=4, seqlen_q=1, topk=16, lengths=lengths)
 if route == "torch":
     import torch
 
@@ -131,7 +139,11 @@ def test_the_first_launch_of_a_process_may_be_captured(route, splits):
     pytest.importorskip("torch" if route == "cuda.core" else route)
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_MODULE_LOADING"}
     done = subprocess.run(
-        [sys.executable, "-c", FIRST_LAUNCH, route, str(splits)], capture_output=True, text=True, timeout=300, env=environment
+        [sys.executable, "-c", FIRST_LAUNCH, route, str(splits)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=environment,
     )
     assert done.returncode == 0, done.stderr[-2000:]
 
@@ -139,7 +151,8 @@ def test_the_first_launch_of_a_process_may_be_captured(route, splits):
 @pytest.mark.gpu
 @pytest.mark.parametrize("splits", SPLITS)
 def test_a_launch_is_kernels_and_nothing_else(gpu_target, splits, rng):
-    """Allocation and synchronisation are illegal under strict capture; the captured graph holds kernel nodes alone."""
+    """Allocation and synchronisation are illegal under strict capture; the captured graph holds kernel nodes
+    alone."""
     import torch
 
     runner = gpu_target.prepare(gpu_target.move(small_case(rng)), splits=splits)
@@ -167,18 +180,31 @@ def test_the_profiler_sees_our_kernels_alone(gpu_target, splits, rng):
         torch.cuda.synchronize()
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == allocated
     on_device = [e.name for e in profiled.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-    assert len(on_device) == 10 * len(runner._steps) and all(name.startswith("msa_") for name in on_device), on_device
+    assert len(on_device) == 10 * len(runner._steps) and all(name.startswith("msa_") for name in on_device), (
+        on_device
+    )
     calls = {e.name for e in profiled.events() if e.device_type == torch.autograd.DeviceType.CPU}
-    assert not [c for c in calls if any(word in c for word in ("Malloc", "Alloc", "Memset", "Memcpy", "Free"))], calls
+    assert not [
+        c for c in calls if any(word in c for word in ("Malloc", "Alloc", "Memset", "Memcpy", "Free"))
+    ], calls
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("splits", SPLITS)
 def test_replay_after_changes_in_place_equals_eager(gpu_target, splits, rng):
-    """Captured on length 1, then replayed on other queries, ids, pages, lengths and bytes, growing and shrinking."""
+    """Captured on length 1, then replayed on other queries, ids, pages, lengths and bytes, growing and
+    shrinking."""
     import torch
 
-    shape = dict(group=16, num_kv_heads=4, seqlen_q=1, topk=16, layout="planar", strided_inputs=False, scale_dtype=np.uint8)
+    shape = dict(
+        group=16,
+        num_kv_heads=4,
+        seqlen_q=1,
+        topk=16,
+        layout="planar",
+        strided_inputs=False,
+        scale_dtype=np.uint8,
+    )
     lengths = [[1, 1, 1, 1], [2048, 65536 // 16, 0, 129], [3, 0, 2048, 1], [1, 1, 1, 1]]
     cases = [random_case(rng, lengths=np.array(n), max_pages=32, **shape) for n in lengths]
     pages = max(case.k.shape[0] for case in cases)
@@ -256,7 +282,9 @@ def test_arrays_stay_alive_with_the_runner(gpu_target, rng):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", ["int", "torch", "protocol", "cuda.core", "cupy", "current", "legacy", "per-thread"])
+@pytest.mark.parametrize(
+    "kind", ["int", "torch", "protocol", "cuda.core", "cupy", "current", "legacy", "per-thread"]
+)
 def test_the_launch_goes_to_the_stream_it_is_given(gpu_target, kind, rng):
     """The query is written late on that very stream; a launch anywhere else would read NaN."""
     import torch
@@ -354,7 +382,9 @@ def test_another_device_than_the_current_one(gpu_target, rng):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("splits", SPLITS)
-def test_a_dirty_workspace_does_not_matter_and_its_end_is_respected(portable_target, without_clusters, splits, rng):
+def test_a_dirty_workspace_does_not_matter_and_its_end_is_respected(
+    portable_target, without_clusters, splits, rng
+):
     import torch
 
     case = small_case(rng)
@@ -382,7 +412,9 @@ def test_a_dirty_workspace_does_not_matter_and_its_end_is_respected(portable_tar
 def test_the_stated_workspace_size_suffices(portable_target, without_clusters, rng):
     for splits in (None, *SPLITS):
         for seqlen_q in (1, 3):
-            case = random_case(rng, group=16, num_kv_heads=4, seqlen_q=seqlen_q, topk=16, batch=2, hostile=False)
+            case = random_case(
+                rng, group=16, num_kv_heads=4, seqlen_q=seqlen_q, topk=16, batch=2, hostile=False
+            )
             size = msa_nvfp4_decode_workspace_size(2, 4, "cuda", seqlen_q=seqlen_q, splits=splits)
             assert portable_target.prepare(portable_target.move(case), splits=splits).workspace_bytes <= size
 
@@ -409,7 +441,12 @@ def test_unfit_workspaces_are_refused(portable_target, without_clusters, rng):
     moved = portable_target.move(small_case(rng))
     needed = portable_target.prepare(moved, splits=4).workspace_bytes
     region = torch.empty(needed + 64, dtype=torch.uint8, device="cuda")
-    for buffer in (region[: needed - 1], region[1 : 1 + needed], torch.empty(needed, dtype=torch.uint8), moved.k.reshape(-1)[:8]):
+    for buffer in (
+        region[: needed - 1],
+        region[1 : 1 + needed],
+        torch.empty(needed, dtype=torch.uint8),
+        moved.k.reshape(-1)[:8],
+    ):
         with pytest.raises(ValueError, match="workspace_buffer"):
             portable_target.prepare(moved, splits=4, workspace_buffer=buffer)
 
@@ -422,7 +459,9 @@ def test_random_problems_merged_through_the_workspace(portable_target, without_c
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["an empty request beside a full one", "a row that selects nothing", "causal edge inside a page"])
+@pytest.mark.parametrize(
+    "name", ["an empty request beside a full one", "a row that selects nothing", "causal edge inside a page"]
+)
 def test_exact_answers_merged_through_the_workspace(portable_target, without_clusters, name):
     case = next(case for case in exact_cases() if case.name == name)
     for splits in (2, 4, 8):
@@ -446,13 +485,18 @@ def test_both_merges_give_the_same_answer(portable_target, monkeypatch, rng):
 
 def far_pages(page_stride: int) -> list[int]:
     """The last page that ends within, and the first that begins beyond, 2**31 and 2**32 bytes."""
-    return sorted({page for limit in (2**31, 2**32) for page in (limit // page_stride - 1, limit // page_stride + 1)})
+    return sorted(
+        {page for limit in (2**31, 2**32) for page in (limit // page_stride - 1, limit // page_stride + 1)}
+    )
 
 
-@pytest.mark.parametrize(("heads", "page_stride"), [(4, page_bytes(4)), (1, page_bytes(1)), (4, 60 * page_bytes(4))])
+@pytest.mark.parametrize(
+    ("heads", "page_stride"), [(4, page_bytes(4)), (1, page_bytes(1)), (4, 60 * page_bytes(4))]
+)
 @pytest.mark.parametrize("place", ["host", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_pools_beyond_32_bit_offsets(place, heads, page_stride):
-    """Only far pages hold data; a wrapped offset reads a page of zeros. The third stride is a pool of 60 layers."""
+    """Only far pages hold data; a wrapped offset reads a page of zeros. The third stride is a pool of 60
+    layers."""
     pages = far_pages(page_stride)
     total = (pages[-1] + 2) * page_stride
     if place == "cuda":
@@ -473,9 +517,19 @@ def test_pools_beyond_32_bit_offsets(place, heads, page_stride):
         views.v[page] = elements[value]
         views.k[page] = 0x22
     for values, chosen in (([1, 2, 3, 4], pages), ([3], pages[2:3]), ([4], pages[3:]), ([2], pages[1:2])):
-        case = fixture(seqused=(128 * len(chosen),), rows=[list(range(len(chosen)))], num_kv_heads=heads, num_q_heads=16 * heads)
+        case = fixture(
+            seqused=(128 * len(chosen),),
+            rows=[list(range(len(chosen)))],
+            num_kv_heads=heads,
+            num_q_heads=16 * heads,
+        )
         case.q[...] = 1.0
-        small = dict(q=case.q, q2k_indices=case.q2k_indices, page_table=np.array([chosen], np.int32), seqused_k=case.seqused_k)
+        small = dict(
+            q=case.q,
+            q2k_indices=case.q2k_indices,
+            page_table=np.array([chosen], np.int32),
+            seqused_k=case.seqused_k,
+        )
         if place == "cuda":
             small = {name: _to_torch(array) for name, array in small.items()}
         runner = prepare_msa_nvfp4_sparse_decode(
@@ -533,7 +587,9 @@ def test_host_cost_of_a_launch_is_reported(gpu_target, rng, capsys):
                 call()
                 costs.append(time.perf_counter_ns() - start)
                 torch.cuda.synchronize()
-            lines.append(f"host cost of {name}, splits {splits}: median {statistics.median(costs) / 1000:.2f} us")
+            lines.append(
+                f"host cost of {name}, splits {splits}: median {statistics.median(costs) / 1000:.2f} us"
+            )
     with capsys.disabled():
         print("\n" + "\n".join(lines))
     assert_right(gpu_target, runner, case)
