@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterable
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import click
@@ -112,16 +113,26 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
 @click.option("--topk", type=int, default=16, show_default=True, help="Pages that each row selects.")
 @click.option("--seed", type=int, default=None, help="Of the random data; fresh data when left out.")
 @click.option("--save", type=_FILE, default=None, help="Also write the problem, for `decode`.")
+@click.option(
+    "--emulate/--no-emulate",
+    default=True,
+    show_default=True,
+    help="Without a GPU, also run the Blackwell program on a small problem in the emulator.",
+)
 @_BACKEND
 @_FRAMEWORK
 @_SPLITS
 @_JSON
 def demo(
     batch: int, tokens: int, q_heads: int, kv_heads: int, seqlen_q: int, topk: int, seed: int | None, save: str | None,
-    backend: str, framework: str, splits: int | None, as_json: bool,
+    emulate: bool, backend: str, framework: str, splits: int | None, as_json: bool,
 ) -> None:
-    """Build a KV cache, decode one step on the best device here, and compare it with the float64 oracle."""
-    from .demo import build_case
+    """Build a KV cache, decode one step on the best device here, and compare it with the float64 oracle.
+
+    Without a GPU the oracle itself decodes; then the Blackwell kernel is run as well, instruction by instruction in
+    the PTX emulator, on a small problem.
+    """
+    from .demo import SMALL_CASE, build_case
 
     with _progress(quiet=as_json) as track:
         case = build_case(
@@ -131,7 +142,28 @@ def demo(
     if save is not None:
         with _naming(save):
             case.save(save)
-    _report(case, _decode(case, backend, framework, splits, quiet=as_json), as_json, check=True, saved=save)
+    decoded = _decode(case, backend, framework, splits, quiet=as_json)
+    facts = _facts(case, decoded, check=True, quiet=as_json)
+    if save is not None:
+        facts["saved"] = save
+    emulate = emulate and decoded.runner.backend == "reference" and backend in ("auto", "cake")
+    emulator_missing = emulate and find_spec("numba") is None
+    if not as_json:
+        _print_table(facts)
+    small = None
+    if emulate and not emulator_missing:
+        problem = build_case(**SMALL_CASE, seed=seed)
+        text = "Running the Blackwell kernel in the emulator (the first run compiles the emulator: about a minute)"
+        small = _facts(problem, _decode(problem, "emulated", "numpy", None, quiet=as_json, text=text), check=True, quiet=as_json)
+        facts["emulated"] = small
+        if not as_json:
+            _print_table(small, title="The sm_100a kernel, in the PTX emulator")
+    if as_json:
+        click.echo(json.dumps(facts))
+    elif emulator_missing:
+        click.echo("The Blackwell kernel can run here too, in the PTX emulator: pip install 'msa-cudacore[emulator]'")
+    if not (facts["ok"] and (small is None or small["ok"])):
+        sys.exit(1)
 
 
 @main.command()
@@ -178,7 +210,13 @@ def decode(
             file, out=decoded.out.view(np.uint16), out_dtype="bfloat16", lse=decoded.lse,
             program=decoded.runner.program, splits=decoded.runner.splits,
         )
-    _report(case, decoded, as_json, check=check)
+    facts = _facts(case, decoded, check=check, quiet=as_json)
+    if as_json:
+        click.echo(json.dumps(facts))
+    else:
+        _print_table(facts)
+    if not facts.get("ok", True):
+        sys.exit(1)
 
 
 @main.command()
@@ -226,20 +264,22 @@ def _naming(path: str):
         raise OSError(error.errno, error.strerror, path) from error
 
 
-def _decode(case: Any, backend: str, framework: str, splits: int | None, *, quiet: bool) -> Any:
+def _decode(
+    case: Any, backend: str, framework: str, splits: int | None, *, quiet: bool, text: str = "Compiling and decoding"
+) -> Any:
     from .demo import decode_case
 
-    with _status("Compiling and decoding", quiet=quiet):
+    with _status(text, quiet=quiet):
         return decode_case(case, backend=backend, framework=framework, splits=splits)
 
 
-def _report(case: Any, decoded: Any, as_json: bool, *, check: bool, saved: str | None = None) -> None:
-    """Print what ran and how well it did; exits with 1 where the result misses a bar."""
+def _facts(case: Any, decoded: Any, *, check: bool, quiet: bool) -> dict[str, Any]:
+    """What ran and how well it did; with `check`, key `ok` says whether the result meets every bar."""
     from .reference import compare
 
     report = None
     if check:
-        with _status("Computing the float64 oracle", quiet=as_json):
+        with _status("Computing the float64 oracle", quiet=quiet):
             report = compare(decoded.out, decoded.lse, *case.exact())
     runner = decoded.runner
     facts: dict[str, Any] = {
@@ -257,33 +297,26 @@ def _report(case: Any, decoded: Any, as_json: bool, *, check: bool, saved: str |
         "tokens": [int(n) for n in case.seqused_k],
         "microseconds": decoded.microseconds,
     }
-    if saved:
-        facts["saved"] = saved
     if report is not None:
         facts |= {
             "ok": bool(report), "problems": list(report.problems), "relative_error": report.relative_error,
             "rounding_floor": report.floor, "worst_ratio": report.worst_ratio, "max_abs_error": report.max_abs_error,
             "max_lse_error": report.max_lse_error,
         }
-    if as_json:
-        click.echo(json.dumps(facts))
-    else:
-        _print_table(facts)
-    if report is not None and not report:
-        sys.exit(1)
+    return facts
 
 
-def _print_table(facts: dict[str, Any]) -> None:
+def _print_table(facts: dict[str, Any], title: str = "NVFP4 sparse decode") -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     shortest, longest = min(facts["tokens"], default=0), max(facts["tokens"], default=0)
     span = f"{longest:,} tokens" if shortest == longest else f"{shortest:,} to {longest:,} tokens"
-    table = Table(show_header=False, title="NVFP4 sparse decode", title_justify="left")
+    table = Table(show_header=False, title=title, title_justify="left")
     table.add_row(
         "problem",
-        f"{facts['batch']} requests of {span}, {facts['seqlen_q']} query token{'s' * (facts['seqlen_q'] > 1)} each, "
+        f"{facts['batch']} request{'s' * (facts['batch'] != 1)} of {span}, {facts['seqlen_q']} query token{'s' * (facts['seqlen_q'] > 1)} each, "
         f"{facts['q_heads']}/{facts['kv_heads']} heads, top-{facts['topk']}",
     )
     table.add_row("device", facts["device"])
@@ -295,8 +328,10 @@ def _print_table(facts: dict[str, Any]) -> None:
         table.add_row("rounding floor", floor)
         table.add_row("worst row", f"{facts['worst_ratio']:.3f} times its floor (at most 1.25)")
         table.add_row("largest error", f"out {facts['max_abs_error']:.2e}, lse {facts['max_lse_error']:.2e}")
-    launches = "back to back, caches warm" if facts["framework"] != "numpy" else "on the host"
-    table.add_row("time of a launch", f"{facts['microseconds']:,.1f} us, {launches}")
+    if facts["framework"] == "numpy":
+        table.add_row("time", f"{facts['microseconds'] / 1e6:.2f} s on the host")
+    else:
+        table.add_row("time of a launch", f"{facts['microseconds']:,.1f} us, back to back, caches warm")
     if "ok" in facts:
         failed = f"[red]DOES NOT MATCH: [/]{escape('; '.join(facts['problems']))}"
         table.add_row("result", "[green]matches the oracle[/]" if facts["ok"] else failed)
