@@ -199,7 +199,7 @@ def cp_async_mbarrier_arrive(warp, ins):
             for _ in range(count):
                 apply(warp.agent, cta, offset, "cp.async.mbarrier.arrive", lambda b: b.increment(), release=False,
                       lane=lane)
-        earlier = groups_of(warp, "cp.async").open_operations(mask)
+        earlier = groups_of(warp, "cp.async").operations(mask)
         agent = warp.spawn(ins.text, proxy="generic")
 
         def arrive(agent=agent, cta=cta, offset=offset, count=count, earlier=earlier):

@@ -90,22 +90,11 @@ class Groups:
             if everything:
                 history.open = []
 
-    def running(self):
-        """All operations that have not finished."""
-        found = {}
-        for history in self._histories.values():
-            for group in (*history.committed, history.open):
-                for operation in group:
-                    if not operation.done:
-                        found[id(operation)] = operation
-        return list(found.values())
-
-    def open_operations(self, mask):
-        """All unfinished operations of the lanes, committed or not."""
+    def operations(self, mask):
+        """All operations of the lanes that were not waited for yet, finished or not."""
         found = {}
         for history in self._of(mask):
             for group in (*history.committed, history.open):
                 for operation in group:
-                    if not operation.done:
-                        found[id(operation)] = operation
+                    found[id(operation)] = operation
         return list(found.values())

@@ -47,9 +47,6 @@ class Barrier:
         if abs(self.tx) > MAXIMUM_COUNT:
             raise BarrierError(f"tx-count {self.tx} outside -{MAXIMUM_COUNT}..{MAXIMUM_COUNT} after complete_tx of "
                                f"{nbytes} bytes")
-        if self.tx < 0 and self.pending == 0:
-            # Nobody is left who could announce these bytes in this phase.
-            raise BarrierError(f"{-self.tx} bytes more arrived than phase {self.phase} expects")
         return self._advance()
 
     def arrive(self, count=1, *, drop=False, may_complete=True):
@@ -73,6 +70,9 @@ class Barrier:
         self.pending += 1
 
     def _advance(self):
+        if self.tx < 0 and self.pending == 0:
+            # Nobody is left who could announce these bytes in this phase.
+            raise BarrierError(f"{-self.tx} bytes more arrived than phase {self.phase} expects")
         if self.pending or self.tx:
             return False
         self.phase += 1
