@@ -87,29 +87,37 @@ class current:
     """Context manager: the primary context of a device is current inside, and the caller's again afterwards.
 
     A fresh thread has no context, and a caller may work on another device; both are left as they were. One instance
-    may be entered from several threads at once.
+    may be entered from several threads at once, but not twice by one thread.
     """
 
-    __slots__ = ("_context", "_driver", "_handle", "_thread")
+    __slots__ = ("_context", "_get", "_handle", "_pop", "_push", "_success", "_thread")
 
     def __init__(self, ordinal: int) -> None:
         from cuda.bindings import driver
 
-        self._driver = driver
+        self._get, self._push, self._pop = driver.cuCtxGetCurrent, driver.cuCtxPushCurrent, driver.cuCtxPopCurrent
+        self._success = driver.CUresult.CUDA_SUCCESS
         self._context = _primary_context(ordinal)
         self._handle = int(self._context)
         self._thread = threading.local()
 
+    def push(self) -> bool:
+        """Make the context current; True where that took a push, which :meth:`pop` must undo. The launch path."""
+        status, before = self._get()
+        if status == self._success and int(before) == self._handle:
+            return False
+        (status,) = self._push(self._context)
+        if status != self._success:
+            raise DriverUnavailable(f"cuCtxPushCurrent failed with {status.name}")
+        return True
+
+    def pop(self) -> None:
+        """Give the caller's context back after a :meth:`push` that returned True."""
+        self._pop()
+
     def __enter__(self) -> None:
-        driver = self._driver
-        status, before = driver.cuCtxGetCurrent()
-        pushed = status != driver.CUresult.CUDA_SUCCESS or int(before) != self._handle
-        if pushed:
-            (status,) = driver.cuCtxPushCurrent(self._context)
-            if status != driver.CUresult.CUDA_SUCCESS:
-                raise DriverUnavailable(f"cuCtxPushCurrent failed with {status.name}")
-        self._thread.pushed = pushed
+        self._thread.pushed = self.push()
 
     def __exit__(self, *exception: object) -> None:
         if self._thread.pushed:
-            self._driver.cuCtxPopCurrent()
+            self.pop()

@@ -102,7 +102,10 @@ class Launch:
             **options,
         )
         self._kernel = kernel
-        self._arguments = tuple(arguments)
+        # cuda.core packs a Python int as 64 bits in half the time that a NumPy scalar takes it.
+        self._arguments = tuple(
+            int(argument) if isinstance(argument, (np.uint64, np.int64)) else argument for argument in arguments
+        )
         self._launch = launch
         self.entry = entry
         self.geometry = geometry

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
+from typing import Any
 
-__all__ = ["current_handle", "from_handle", "resolve"]
+__all__ = ["current", "from_handle", "resolve"]
 
 
 @functools.lru_cache(maxsize=256)
@@ -67,15 +69,15 @@ def _handle(stream) -> int | None:
     return None
 
 
-def current_handle(framework: str, ordinal: int) -> int:
-    """The stream on which `framework` would enqueue its next operation on device `ordinal`.
+def current(framework: str, ordinal: int) -> Callable[[], Any]:
+    """A function that gives the stream on which `framework` would enqueue its next operation on device `ordinal`.
 
-    A framework without a notion of a current stream gets the legacy default stream (0).
+    A framework without a notion of a current stream gets the legacy default stream.
     """
     if framework == "torch":
-        torch = sys.modules["torch"]
-        return torch.cuda.current_stream(ordinal).cuda_stream
+        current_stream = sys.modules["torch"].cuda.current_stream
+        return lambda: from_handle(current_stream(ordinal).cuda_stream)
     if framework == "cupy":
-        cupy = sys.modules["cupy"]
-        return cupy.cuda.get_current_stream(ordinal).ptr
-    return 0
+        get_current_stream = sys.modules["cupy"].cuda.get_current_stream
+        return lambda: from_handle(get_current_stream(ordinal).ptr)
+    return lambda: from_handle(0)

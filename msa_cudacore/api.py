@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import numbers
 import re
 from collections.abc import Callable
@@ -37,15 +36,10 @@ class MSANvfp4DecodeRunner:
         self._lse = _given(call.lse)
         self._workspace = workspace
         self._backend = backend
-        if bound.device is None:
-            self._current_stream: Callable[[], Any] | None = None
-            self._context: contextlib.AbstractContextManager = contextlib.nullcontext()
-        else:
+        if bound.device is not None:
             from .launch import device, stream
 
-            self._current_stream = lambda: stream.from_handle(
-                stream.current_handle(call.q.framework, call.q.ordinal)
-            )
+            self._current_stream: Callable[[], Any] = stream.current(call.q.framework, call.q.ordinal)
             self._context = device.current(bound.device.ordinal)
 
     def __call__(self) -> Any:
@@ -69,11 +63,18 @@ class MSANvfp4DecodeRunner:
         ValueError
             It is a negative integer.
         """
-        if self._current_stream is not None:
-            stream = self._current_stream() if stream is None else _resolve_stream(stream)
-        with self._context:
+        if self._bound.device is None:
+            for step in self._steps:
+                step(None)
+            return self._out
+        stream = self._current_stream() if stream is None else _resolve_stream(stream)
+        pushed = self._context.push()
+        try:
             for step in self._steps:
                 step(stream)
+        finally:
+            if pushed:
+                self._context.pop()
         return self._out
 
     @property
