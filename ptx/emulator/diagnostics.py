@@ -56,6 +56,7 @@ class Checks:
     races: data races on global memory; shared_races: on shared memory; uninitialised: reads of shared, local and
     tensor memory that nobody wrote; convergence: divergence at `.aligned` instructions; bank_conflicts: count shared
     wavefronts; async_rules: the proxy, mbarrier, tensor-memory and lifetime rules of asynchronous instructions;
+    proxy_overwrites: require fence.proxy.async also where the async proxy only overwrites what the generic proxy wrote;
     tcgen05_fences: require tcgen05.fence::after_thread_sync between a wait and tensor-memory accesses; forgiving_lanes:
     ignore wrong lane bits of tensor-memory addresses and skip its allocation check, as release builds on hardware do.
     Bounds and alignment are always checked.
@@ -67,9 +68,10 @@ class Checks:
     convergence: bool = True
     bank_conflicts: bool = True
     async_rules: bool = True
+    proxy_overwrites: bool = True
     tcgen05_fences: bool = True
     forgiving_lanes: bool = False
 
     @classmethod
     def off(cls) -> "Checks":
-        return cls(False, False, False, False, False, False, False, False)
+        return cls(False, False, False, False, False, False, False, False, False)

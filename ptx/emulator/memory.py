@@ -7,7 +7,9 @@ import bisect
 import numpy as np
 
 from . import layout as L
+from . import pool
 from .bitcast import U0, load64
+from .clocks import K_EPOCH, K_START
 from .jit import compiled
 from .lanes_memory import fault, touch_global, touch_shared, unordered
 
@@ -29,6 +31,7 @@ class Memory:
         self.names: list[str] = []
         self.kept: list[object] = []
         self.shadow: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self.generation = 0
 
     def map(self, array: np.ndarray, name: str | None = None, *, read_only: bool = False) -> int:
         """Address of the array's first element; maps its root buffer on first sight."""
@@ -86,8 +89,11 @@ class Memory:
             return f"{address - end} bytes past the end of {self.names[near]} ({end - begin} bytes)"
         return "no allocation"
 
-    def table(self, races: bool) -> np.ndarray:
+    def table(self, races: bool, generation: int) -> np.ndarray:
         """The array A of the compiled loop. Shadow cells are made on first use; the system commits them lazily."""
+        if generation != self.generation:
+            # Clocks began again: old cells would look new.
+            self.shadow, self.generation = {}, generation
         table = np.zeros((len(self.rows), L.A_COLUMNS), np.int64)
         for k, (begin, end, host, read_only) in enumerate(self.rows):
             table[k, :3] = (begin, end, host)
@@ -95,7 +101,7 @@ class Memory:
             if races and not read_only:
                 if begin not in self.shadow:
                     granules = (end - begin + 7) // 4
-                    self.shadow[begin] = (np.zeros(granules, np.uint64), np.zeros(granules, np.uint64))
+                    self.shadow[begin] = tuple(pool.take((granules,), np.uint64, cells=True) for _ in range(2))
                 write, read = self.shadow[begin]
                 table[k, L.A_WRITE], table[k, L.A_READ] = write.ctypes.data, read.ctypes.data
         return table
@@ -141,21 +147,23 @@ class SharedMemory:
         self.end = end
         size = -(-end // 128) * 128 + 128
         self.granules = size // 4
-        self.bytes = np.empty(size, np.uint8)[:end]
-        self.initialised = np.zeros(size, np.uint8)
-        self.write_cells = np.zeros(self.granules, np.uint64)
-        self.read_cells = np.zeros((slots, self.granules), np.uint64)
+        self.bytes = pool.take((size,), np.uint8)[:end]
+        self.initialised = pool.take((size,), np.uint8)
+        self.write_cells = pool.take((self.granules,), np.uint64, cells=True)
+        self.read_cells = pool.take((slots, self.granules), np.uint64, cells=True)
         lines = (self.granules + 31) // 32
         self.read_lines = np.zeros((slots, lines), np.uint64)
         self.readers = np.zeros(lines, np.uint64)
         self.clear()
 
+    def give_back(self) -> None:
+        """Nobody uses this memory any more."""
+        pool.give(self.bytes, self.initialised, self.write_cells, self.read_cells)
+
     def clear(self) -> None:
         """A new CTA: contents are poison (NaN in every float format, -1 as integer) and nothing is initialised."""
         self.bytes[:] = 0xFF
         self.initialised[:] = 0
-        self.write_cells[:] = 0
-        self.read_lines[:] = 0
         self.readers[:] = 0
 
     def fill_row(self, row: np.ndarray) -> None:
@@ -167,7 +175,7 @@ class SharedMemory:
 
 
 @compiled
-def unproxied(C, VC, OUT, cta, at, size, slot, generic_slots):
+def unproxied(C, VC, K, OUT, cta, at, size, slot, generic_slots):
     """Fault code if a granule's last generic write is not visible to the async proxy for `slot`.
 
     Slots from `generic_slots` on belong to agents of the async proxy, whose writes need no fence.
@@ -177,19 +185,21 @@ def unproxied(C, VC, OUT, cta, at, size, slot, generic_slots):
         cell = load64(np.uint64(C[cta, L.C_WRITE] + 8 * granule))
         if cell != U0:
             other = np.int64((cell >> np.uint64(24)) & np.uint64(0xFFF))
-            if other < generic_slots and np.int64(cell >> np.uint64(36)) > VC[slot, half + other]:
+            clock = np.int64(cell >> np.uint64(36))
+            if other < generic_slots and clock > VC[slot, half + other] and clock >= K[other, K_START]:
                 return fault(OUT, L.F_PROXY, 0, (C[cta, L.C_RANK] << L.RANK_SHIFT) + granule * 4, cell, 0)
     return 0
 
 
 @compiled
-def unproxied_global(A, VC, OUT, allocation, at, size, slot, generic_slots):
+def unproxied_global(A, VC, K, OUT, allocation, at, size, slot, generic_slots):
     half = VC.shape[1] // 2
     for granule in range(at >> 2, ((at + size - 1) >> 2) + 1):
         cell = load64(np.uint64(A[allocation, L.A_WRITE] + 8 * granule))
         if cell != U0:
             other = np.int64((cell >> np.uint64(24)) & np.uint64(0xFFF))
-            if other < generic_slots and np.int64(cell >> np.uint64(36)) > VC[slot, half + other]:
+            clock = np.int64(cell >> np.uint64(36))
+            if other < generic_slots and clock > VC[slot, half + other] and clock >= K[slot, K_EPOCH]:
                 return fault(OUT, L.F_PROXY, 0, A[allocation, L.A_BEGIN] + granule * 4, cell, 0)
     return 0
 
@@ -301,9 +311,9 @@ class Access:
                             address=cta.rank << L.RANK_SHIFT | at)
         if not machine.checks.shared_races:
             return
-        if agent.proxy == "async" and machine.checks.async_rules:
+        if agent.proxy == "async" and machine.checks.async_rules and (not writes or machine.checks.proxy_overwrites):
             for offset in offsets:
-                code = unproxied(machine.C, clocks.VC, self.out, cta.slot, int(offset), size, agent.slot,
+                code = unproxied(machine.C, clocks.VC, clocks.K, self.out, cta.slot, int(offset), size, agent.slot,
                                  machine.generic_slots)
                 if code:
                     self._unproxied(agent, "shared", writes)
@@ -371,8 +381,8 @@ class Access:
         if machine.checks.races and machine.A[at, L.A_WRITE]:
             clocks = machine.clocks
             begin = memory.rows[at][0]
-            if agent.proxy == "async" and machine.checks.async_rules:
-                code = unproxied_global(machine.A, clocks.VC, self.out, at, address - begin, size, agent.slot,
+            if agent.proxy == "async" and machine.checks.async_rules and (not writes or machine.checks.proxy_overwrites):
+                code = unproxied_global(machine.A, clocks.VC, clocks.K, self.out, at, address - begin, size, agent.slot,
                                         machine.generic_slots)
                 if code:
                     self._unproxied(agent, "global", writes)

@@ -377,6 +377,7 @@ def tcgen05_cp(warp, ins):
         warp.machine.report.count_bytes("tensor memory copy", rows * nbytes * len(ctas))
 
 
-def warp_access(toucher, cta, offsets):
-    """16-byte units of shared memory read by an asynchronous instruction: uint8 [n, 16]."""
-    return toucher.who.machine.access.gather_shared(toucher.who, cta.rank, offsets, 16)
+def warp_access(toucher, cta, offsets, used=16):
+    """16-byte units of shared memory of which an asynchronous instruction reads the first `used` bytes: uint8 [n, 16]."""
+    units = toucher.who.machine.access.gather_shared(toucher.who, cta.rank, offsets, used)
+    return units if used == 16 else np.pad(units, ((0, 0), (0, 16 - used)))

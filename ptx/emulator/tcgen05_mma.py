@@ -166,7 +166,9 @@ class Product:
             self.state.memory(cta).cells[lane, column] = out[mine]
 
     def _read_shared(self, toucher, cta, grid, fmt, mn_major, rows):
-        units = warp_access(toucher, cta, grid.ravel())
+        # Padded FP4 and FP6 units: nobody need have written the padding.
+        padded = self.idesc.element_bits == 8 and not mn_major and tc.FORMAT_BITS[fmt] < 8
+        units = warp_access(toucher, cta, grid.ravel(), 2 * tc.FORMAT_BITS[fmt] if padded else 16)
         return elements(units, fmt, self.idesc.element_bits, mn_major, rows, self.idesc.k)
 
     def _read_a(self, toucher, cta, part):
