@@ -20,8 +20,8 @@ from .jit import inlined
 from .layout import G_SYNC_USED
 
 #: columns of K: first clock of the present CTA in this slot, what it knows of earlier CTAs of its own slot,
-#: whether VF (published by a fence) and VP (kept until a fence) hold anything
-(K_START, K_OWN, K_FENCED, K_PENDING) = range(4)
+#: whether VF (published by a fence) and VP (kept until a fence) hold anything, first clock of the launch
+(K_START, K_OWN, K_FENCED, K_PENDING, K_EPOCH) = range(5)
 
 
 @inlined
@@ -127,17 +127,18 @@ def observe(VC, VP, K, SK, SV, slot, address, acquire):
 class Clocks:
     """The clock state of one launch, for the Python side: same arrays, same rules as the compiled loop."""
 
-    def __init__(self, slots: int, barriers: int, sync_words: int = 1 << 12) -> None:
+    def __init__(self, slots: int, barriers: int, epoch: int = 0, sync_words: int = 1 << 12) -> None:
         self.slots = slots
         self.VC = np.zeros((slots, 2 * slots), np.int64)
         self.VF = np.zeros((slots, 2 * slots), np.int64)
         self.VP = np.zeros((slots, 2 * slots), np.int64)
-        self.K = np.zeros((slots, 4), np.int64)
+        self.K = np.zeros((slots, 5), np.int64)
+        self.K[:, K_START] = self.K[:, K_EPOCH] = epoch + 1
         self.BV = np.zeros((max(barriers, 1), 2 * slots), np.int64)
         self.SK = np.zeros(sync_words, np.uint64)
         self.SV = np.zeros((sync_words, 2 * slots), np.int64)
         for slot in range(slots):
-            self.VC[slot, slot] = 1
+            self.VC[slot, slot] = epoch + 1
         self.objects: dict[Hashable, np.ndarray] = {}
 
     def start(self, slot: int, parent: int | None = None) -> None:

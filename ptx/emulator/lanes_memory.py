@@ -10,7 +10,7 @@ import numpy as np
 
 from .atomics import atomic_result
 from .bitcast import U0, U1, U3, U63, load8, load16, load32, load64, load_bytes, signed, store8, store32, store64, store_bytes
-from .clocks import observe, publish
+from .clocks import K_EPOCH, K_OWN, K_START, observe, publish
 from .jit import inlined, unit
 from .layout import (
     A_BEGIN, A_END, A_FLAGS, A_HOST, A_READ, A_READ_ONLY, A_WRITE, C_ALIVE, C_CLUSTER_SIZE, C_FIRST_CTA, C_GRANULES,
@@ -130,12 +130,15 @@ def unordered(cell, bits, strong, slot, VC, K, shared):
         return False
     other = np.int64((cell >> np.uint64(24)) & np.uint64(0xFFF))
     clock = np.int64(cell >> np.uint64(36))
+    if clock < K[slot, K_EPOCH] or other >= K.shape[0]:
+        # Left over from an earlier launch.
+        return False
     if other == slot:
         # An earlier CTA used this slot: its accesses are not in program order with ours.
-        return not shared and clock < K[slot, 0] and clock > K[slot, 1]
+        return not shared and clock < K[slot, K_START] and clock > K[slot, K_OWN]
     if clock <= VC[slot, other]:
         return False
-    return not (shared and clock < K[other, 0])
+    return not (shared and clock < K[other, K_START])
 
 
 @inlined
@@ -152,7 +155,7 @@ def line_has_readers(C, VC, K, cta, slot, line):
                 other = first + row
                 if other != slot:
                     clock = np.int64(load64(np.uint64(C[cta, C_READ_LINES] + 8 * (row * lines + line))))
-                    if clock > VC[slot, other] and clock >= K[other, 0]:
+                    if clock > VC[slot, other] and clock >= K[other, K_START]:
                         return True
                 row += 64
         readers >>= U1

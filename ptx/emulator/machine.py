@@ -11,10 +11,12 @@ import random
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from . import layout as L
+from . import pool
 from .clocks import Clocks
 from .diagnostics import Checks, Fault
 from .engine import addresses_for, run
@@ -38,6 +40,14 @@ class Wait:
     key: Hashable
     text: str | Callable[[], str]
     spurious: bool = False
+
+
+@lru_cache(maxsize=4096)
+def lanes_of(mask: int) -> np.ndarray:
+    """Numbers of the lanes in a mask, ascending."""
+    lanes = np.array([lane for lane in range(32) if mask >> lane & 1], np.int64)
+    lanes.flags.writeable = False
+    return lanes
 
 
 class Agent:
@@ -172,7 +182,7 @@ class WarpContext:
         self.local = int(machine.FR[slot, fragment, L.FR_LOCAL])
         self.depth = int(machine.FR[slot, fragment, L.FR_DEPTH])
         self.handler, self.instruction, self.registers = machine.decoded.handlers[pc]
-        self.active = machine.lane_bits[:, None][(mask >> np.arange(32)) & 1 == 1][:, 0]
+        self.active = lanes_of(mask)
         self.agent = Agent(machine, self.cta, slot, self.index, self.instruction, f"warp {self.index}")
 
     @property
@@ -320,17 +330,18 @@ class Machine:
         self.shared_end = decoded.shared_dynamic + shared_bytes if shared_bytes else max(
             decoded.shared_static, L.SHARED_RESERVED)
         self.shared = [SharedMemory(self.shared_end, self.slots) for _ in range(self.resident)]
-        self.clocks = Clocks(self.slots, self.resident * 16)
+        epoch, self.generation = pool.begin_epoch()
+        self.clocks = Clocks(self.slots, self.resident * 16, epoch)
         self.access = Access(self)
         self.queue = Queue(self)
         self.context = WarpContext(self)
-        self.lane_bits = np.arange(32)
         self.ctas: dict[int, Cta] = {}
         self.sleepers: dict[Hashable, list] = {}
         self.waits: dict[tuple[int, int], Wait] = {}
         self.exit_hooks: list[Callable] = []
         self.start_hooks: list[Callable] = []
         self.labels: dict[int, str] = {}
+        self.spawned: dict[int, int] = {}
         self.free_agents = {"generic": deque(range(self.warp_slots, self.generic_slots)),
                             "async": deque(range(self.generic_slots, self.slots))}
         self.trace_blocks: list[np.ndarray] = []
@@ -348,7 +359,7 @@ class Machine:
         constants = [self.constant_bits(key, parameters) for key in decoded.constants]
         special = len(decoded.specials)
         block_rows = special + decoded.frame_rows * max(decoded.max_depth, 1)
-        self.F = np.zeros((len(constants) + self.warp_slots * block_rows, 32), np.uint64)
+        self.F = pool.take((len(constants) + self.warp_slots * block_rows, 32), np.uint64)
         for k, bits in enumerate(constants):
             self.F[k] = bits
         self.first_row, self.block_rows, self.special_rows = len(constants), block_rows, special
@@ -359,15 +370,15 @@ class Machine:
         self.RS = np.zeros((self.warp_slots, max(decoded.max_depth, 1), 32), np.int64)
         self.C = np.zeros((self.resident, L.C_COLUMNS), np.int64)
         self.B = np.zeros((self.resident * 16, L.B_COLUMNS), np.int64)
-        self.A = self.memory.table(self.checks.races)
+        self.A = self.memory.table(self.checks.races, self.generation)
         self.T = np.zeros((4, 32), np.uint64)
         self.N = np.zeros((len(self.P), 3 + self.warps_per_cta), np.int64)
         self.OUT = np.zeros(L.OUT_COLUMNS, np.int64)
         self.EV = np.zeros((1 << 16 if trace else 1, 6), np.int64)
         self.addresses = addresses_for(self.P)
         self.local_size = decoded.local_bytes * max(decoded.max_depth, 1)
-        self.local = np.zeros(self.warp_slots * 32 * self.local_size, np.uint8)
-        self.local_initialised = np.zeros(self.warp_slots * 32 * self.local_size, np.uint8)
+        self.local = pool.take((self.warp_slots * 32 * self.local_size,), np.uint8)
+        self.local_initialised = pool.take((self.warp_slots * 32 * self.local_size,), np.uint8)
         G = self.G = np.zeros(L.G_COLUMNS, np.int64)
         checks = self.checks
         G[L.G_SLOTS] = self.warp_slots
@@ -413,12 +424,15 @@ class Machine:
         counts = [g // c for g, c in zip(self.grid, shape)]
         at = (number % counts[0], number // counts[0] % counts[1], number // (counts[0] * counts[1]))
         cluster: list[Cta] = []
-        if not self.ctas:
-            active = {task.agent.slot for task in self.queue.tasks}
-            for slot in range(self.warp_slots, self.slots):
-                if slot not in active:
-                    self.clocks.VC[slot, slot] += 1
-                    self.clocks.K[slot, 0] = self.clocks.VC[slot, slot]
+        # What asynchronous work of earlier clusters left in these shared-memory windows no longer counts. (With several
+        # clusters resident, work of the others that has ended is forgotten with it.)
+        active = {task.agent.slot for task in self.queue.tasks}
+        for slot in range(self.warp_slots, self.slots):
+            if slot in active:
+                self.clocks.K[slot, 0] = self.spawned[slot]
+            else:
+                self.clocks.VC[slot, slot] += 1
+                self.clocks.K[slot, 0] = self.clocks.VC[slot, slot]
         for rank in range(size):
             inner = (rank % shape[0], rank // shape[0] % shape[1], rank // (shape[0] * shape[1]))
             coordinates = tuple(a * s + i for a, s, i in zip(at, shape, inner))
@@ -514,6 +528,7 @@ class Machine:
         slot = pool.popleft()
         self.clocks.start(slot, warp.slot)
         agent = Agent(self, warp.cta, slot, warp.index, warp.instruction, label, proxy)
+        self.spawned[slot] = self.clocks.VC[slot, slot]
         self.labels[slot] = f"{label} issued by warp {warp.index} of CTA {warp.cta.index}"
         return agent
 
@@ -642,6 +657,13 @@ class Machine:
 
     def converged(self, alive: int, mask: int) -> str:
         return f": executing lanes {mask & 0xFFFFFFFF:#010x}, live lanes of the warp {alive & 0xFFFFFFFF:#010x}"
+
+    def close(self) -> None:
+        """Give the large arrays back. Nothing of the launch but its report may be used afterwards."""
+        pool.end_epoch(int(self.clocks.VC.max()))
+        for shared in self.shared:
+            shared.give_back()
+        pool.give(self.F, self.local, self.local_initialised)
 
     # ---- the run
     def run(self) -> None:

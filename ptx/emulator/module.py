@@ -123,6 +123,7 @@ class Module:
             machine.run()
         finally:
             report.collect(machine)
+            machine.close()
         return report
 
     def _check_shape(self, name, directives, grid, block, cluster, required) -> None:
