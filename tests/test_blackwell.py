@@ -1,0 +1,290 @@
+"""The Blackwell program in the emulator, with every checker on: the contract, and every order of events.
+
+`python tests/test_blackwell.py` runs the long sweep: many random problems, and many schedules of every program.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from msa_cudacore import emulated, prepare_msa_nvfp4_sparse_decode
+from msa_cudacore.blackwell import SPLITS, Configuration, choose_configuration
+from msa_cudacore.cases import BF16, Case, random_case
+from msa_cudacore.contract import Call, validate
+from msa_cudacore.exact_cases import exact_cases, fixture, odd_stride_cases
+from msa_cudacore.nvfp4 import quantize, swizzle_v_scales
+from msa_cudacore.reference import Report, compare
+
+pytest.importorskip("numba")
+
+EXACT = {case.name: case for case in (*exact_cases(), *odd_stride_cases())}
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a problem is run: the program and its grid, and the order of events."""
+
+    splits: int | None = None
+    multiprocessors: int = 148
+    schedule: str = "random"
+    seed: int = 0
+
+
+def configure(call: Call, run: Run) -> Configuration:
+    return choose_configuration(call.problem, run.multiprocessors, run.splits)
+
+
+def launch(case: Case, run: Run = Run(), configuration: Configuration | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Run once into poisoned outputs; (out, lse)."""
+    call = validate(**case.arguments(), out=None, lse=None, bf16_as_uint16=False)
+    out, lse = call.out.owner, call.lse.owner
+    out[...], lse[...] = np.nan, np.nan
+    emulated.launch(call, configuration or configure(call, run), schedule=run.schedule, seed=run.seed)
+    return out, lse
+
+
+def check(case: Case, run: Run = Run(), configuration: Configuration | None = None) -> Report:
+    out, lse = launch(case, run, configuration)
+    exact = (case.expected_out, case.expected_lse) if case.expected_out is not None else case.exact()
+    report = compare(out, lse, *exact)
+    assert report, f"{case}, {run}: {report}"
+    return report
+
+
+def small_case(rng: np.random.Generator, **options) -> Case:
+    """A random problem of the whole contract, few items so that it is emulated in seconds."""
+    case = random_case(rng, work=10, **options)
+    while case.batch * case.seqlen_q * case.num_kv_heads > 12:
+        case = random_case(rng, work=10, **options)
+    return case
+
+
+def random_run(rng: np.random.Generator, case: Case) -> Run:
+    """Any program and schedule; at most 16 CTAs."""
+    items = case.batch * case.seqlen_q * case.num_kv_heads
+    fitting = [splits for splits in SPLITS if items * splits <= 16]
+    return Run(
+        splits=rng.choice([None, *fitting]),
+        multiprocessors=int(rng.choice([1, 2, 3, 5, 8, 16])),
+        schedule=str(rng.choice(["random", "random", "eager", "late"])),
+        seed=int(rng.integers(2**31)),
+    )
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_exact_answers(name, rng):
+    check(EXACT[name], replace(random_run(rng, EXACT[name]), multiprocessors=16))
+
+
+@pytest.mark.parametrize("part", range(24))
+def test_random_problems(part, rng):
+    case = small_case(rng)
+    check(case, random_run(rng, case))
+
+
+def every_program() -> dict[str, tuple[int, Configuration]]:
+    """KV heads (items) of a problem of five pages a row, and a configuration, for each program and way through it."""
+    ring = {1: 11, 2: 10, 4: 10, 8: 10}
+    programs = {f"split{splits}": (1, Configuration(splits, ring[splits], False, splits, 0)) for splits in SPLITS}
+    programs["persistent"] = (3, Configuration(1, 11, False, 1, 0))
+    programs["last round split"] = (5, Configuration(2, 10, False, 2, 2))
+    programs["short"] = (2, Configuration(1, 4, True, 1, 0))
+    return programs
+
+
+def schedule_case(rng: np.random.Generator, kv_heads: int) -> Case:
+    return random_case(rng, batch=1, seqlen_q=1, group=5, num_kv_heads=kv_heads, topk=5, lengths=[600], max_pages=6)
+
+
+SCHEDULES = [("eager", 0), ("late", 0), ("random", 1), ("random", 2)]
+
+
+@pytest.mark.parametrize("program", every_program())
+def test_every_order_of_events_gives_the_same_bits(program, rng):
+    kv_heads, configuration = every_program()[program]
+    case = schedule_case(rng, kv_heads)
+    report = check(case, configuration=configuration)
+    assert report.worst_ratio <= 1.25
+    results = {
+        tuple(array.tobytes() for array in launch(case, Run(schedule=schedule, seed=seed), configuration))
+        for schedule, seed in SCHEDULES
+    }
+    assert len(results) == 1
+
+
+def scaled_pages(rng: np.random.Generator, sizes: list[float], group: int = 3) -> Case:
+    """Keys of page p are `sizes[p]` times a unit normal: the largest score moves from page to page."""
+    pages, tokens = len(sizes), 128 * len(sizes)
+    keys = rng.normal(size=(pages, 1, 128, 128)) * np.reshape(sizes, (-1, 1, 1, 1))
+    (k, k_scale), (v, v_scale) = (quantize(x, 1.0) for x in (keys, rng.normal(size=keys.shape)))
+    return Case(
+        q=(rng.normal(size=(1, group, 128)) * 8).astype(BF16), k=k, v=v, k_scale=k_scale, v_scale=swizzle_v_scales(v_scale),
+        q2k_indices=np.arange(pages, dtype=np.int32).reshape(1, 1, -1), page_table=np.arange(pages, dtype=np.int32)[None],
+        seqused_k=np.array([tokens - 3], np.int32), name=f"pages of sizes {sizes}",
+    )
+
+
+@pytest.mark.parametrize("sizes", [[0.01, 1, 4, 16], [16, 0.01, 16, 0.1], [0.1, 0.1, 0.1, 30], [8, 4, 2, 1]], ids=str)
+@pytest.mark.parametrize("splits", [1, 2])
+def test_origins_move_with_the_scores(sizes, splits, rng):
+    check(scaled_pages(rng, [size / 4 for size in sizes]), Run(splits=splits))
+
+
+def test_without_moving_origins_the_weights_would_overflow(rng, monkeypatch):
+    """The test above reaches the code it is meant for."""
+    from msa_cudacore import blackwell
+
+    text = blackwell.source(Configuration(1, 4, True, 1, 0).constants)
+    mutated = text.replace("first | too_large", "first")
+    assert mutated != text
+    assert "outside atol" in str(broken(mutated, scaled_pages(rng, [0.01, 0.25, 1, 4]), monkeypatch))
+
+
+@pytest.mark.parametrize("outlier", [100.0, 1e5, 1e-30])
+def test_queries_with_outliers_over_keys_of_zero(outlier, rng):
+    """Where few terms of q fail: one channel dwarfs the others and meets keys that are zero there."""
+    case = scaled_pages(rng, [0.25, 0.25])
+    q = case.q.astype(np.float64)
+    q[..., 5] *= outlier
+    k = case.k.copy()
+    k[..., 2] &= 0x0F  # dim 5 is the high nibble of byte 2
+    check(replace(case, q=q.astype(BF16), k=k))
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_a_query_that_is_not_finite_spoils_its_own_head_alone(value, rng):
+    case = scaled_pages(rng, [0.25, 0.25])
+    clean = launch(case)
+    q = case.q.copy()
+    q[0, 1, 77] = value
+    out, lse = launch(replace(case, q=q))
+    assert np.isnan(out[0, 1].astype(np.float32)).all() and np.isnan(lse[0, 1])
+    for head in (0, 2):
+        assert out[0, head].tobytes() == clean[0][0, head].tobytes() and lse[0, head] == clean[1][0, head]
+
+
+def test_every_scale_byte_of_live_tokens():
+    """One token for each scale byte but the NaNs, sign included, on the K and on the V side."""
+    case = fixture(seqused=(128,), num_q_heads=16, num_kv_heads=1)
+    scales = np.array([byte for byte in range(256) if byte & 0x7F != 0x7F], np.uint8)
+    for start in (0, len(scales) - 128):
+        tokens = np.repeat(scales[start : start + 128][:, None], 8, axis=1)
+        k_scale, v_scale = case.k_scale.copy(), case.v_scale.copy()
+        page = int(case.page_table[0, 0])
+        k_scale[page, 0], v_scale[page, 0] = tokens, swizzle_v_scales(tokens[::-1])
+        q = np.linspace(-1, 1, case.q.size).reshape(case.q.shape).astype(BF16)
+        check(replace(case, q=q, k_scale=k_scale, v_scale=v_scale, softmax_scale=0.002, expected_out=None, expected_lse=None))
+
+
+def test_backend_emulated_runs_the_public_function(rng):
+    case = small_case(rng, num_kv_heads=2, batch=1, seqlen_q=2)
+    runner = prepare_msa_nvfp4_sparse_decode(**case.arguments(), backend="emulated")
+    assert runner.backend == "emulated" and "emulated blackwell(sm_100a" in runner.program and runner.workspace_bytes == 0
+    for _ in range(2):
+        runner.out[...], runner.lse[...] = np.nan, np.nan
+        assert runner() is runner.out
+        assert compare(runner.out, runner.lse, *case.exact())
+        # The second launch reads new lengths and selections from the bound arrays.
+        case.seqused_k[...] = np.maximum(case.seqused_k // 2, 1)
+        case.q2k_indices[..., -1] = 0
+
+
+def test_auto_on_host_arrays_stays_the_oracle(rng):
+    case = small_case(rng)
+    assert prepare_msa_nvfp4_sparse_decode(**case.arguments()).backend == "reference"
+
+
+@pytest.mark.parametrize("splits", [3, 16])
+def test_split_factor_that_is_not_served_is_refused(splits, rng):
+    with pytest.raises(ValueError, match=f"splits is {splits}; backend 'emulated' accepts 1, 2, 4, 8"):
+        prepare_msa_nvfp4_sparse_decode(**small_case(rng).arguments(), backend="emulated", splits=splits)
+
+
+def test_an_empty_pool_and_an_empty_batch():
+    case = fixture(seqused=(5,))
+    empty = {name: getattr(case, name)[:0] for name in ("k", "v", "k_scale", "v_scale")}
+    out, lse = launch(replace(case, **empty))
+    assert (out.astype(np.float32) == 0).all() and (lse == -np.inf).all()
+    no_rows = replace(
+        case, q=case.q[:0], q2k_indices=case.q2k_indices[:, :0], page_table=case.page_table[:0], seqused_k=case.seqused_k[:0]
+    )
+    runner = prepare_msa_nvfp4_sparse_decode(**no_rows.arguments(), backend="emulated")
+    assert runner().shape == (0, *case.q.shape[1:])
+
+
+def broken(text: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> Report | Exception:
+    """What comes of a case when the kernel's source is `text`: the comparison, or the first fault of a few schedules."""
+    from msa_cudacore.ptx import emulator
+    from msa_cudacore.ptx.nvrtc import compile_ptx
+
+    module = emulator.load(compile_ptx(text, emulated.ARCHITECTURE))
+    monkeypatch.setattr(emulated, "_module", lambda constants: module)
+    for schedule, seed in [*SCHEDULES, ("random", 3)]:
+        try:
+            out, lse = launch(case, Run(schedule=schedule, seed=seed), Configuration(1, 4, True, 1, 0))
+        except emulator.Fault as fault:
+            return fault
+        report = compare(out, lse, *case.exact())
+        if not report:
+            return report
+    return report
+
+
+# What each line is for, seen by leaving it out: (text, replacement).
+SYNCHRONISATION = {
+    "weights reach the MMA's proxy": ("ptx::fence_proxy_async_shared_cta();\n      arrive_warp(buffer.weights_full());",
+                                      "arrive_warp(buffer.weights_full());"),
+    "query terms reach the MMA's proxy": ("ptx::fence_proxy_async_shared_cta();\n  ptx::barrier_cta_sync(EDGE_BARRIER",
+                                          "ptx::barrier_cta_sync(EDGE_BARRIER"),
+    "V^T is stored before it is announced": ("ptx::tcgen05_wait_st();\n      ptx::tcgen05_fence_before_thread_sync();\n      __syncwarp();",
+                                             "__syncwarp();"),
+    "V^T is not overwritten while it is read": ("ptx::mbarrier_wait_parity(buffer.output_done(), buffer.parity ^ 1);\n      ptx::tcgen05_fence_after",
+                                                "ptx::tcgen05_fence_after"),
+    "scores are not overwritten while they are read": ("ptx::mbarrier_wait_parity(buffer.scores_free(), buffer.parity ^ 1);", ""),
+    "the score MMA waits for its scales": ("ptx::mbarrier_wait_parity(buffer.key_scales_full(), buffer.parity);", ""),
+    "a stage is not refilled while it is read": ("wait(barriers.free, ring.parity ^ 1);", ""),
+    "origins are exchanged over a barrier": ("ptx::barrier_cta_sync(SOFTMAX_BARRIER, ROLE_THREADS);", ""),
+    "the accumulator is complete before it leaves": ("wait(shared.item_done[item_buffer.index], item_buffer.parity);", ""),
+}
+
+
+@pytest.mark.parametrize("line", SYNCHRONISATION)
+def test_leaving_out_a_synchronisation_is_noticed(line, rng, monkeypatch):
+    from msa_cudacore import blackwell
+
+    text = blackwell.source(Configuration(1, 4, True, 1, 0).constants)
+    original, replacement = SYNCHRONISATION[line]
+    assert text.count(original) == 1, f"{line}: stands {text.count(original)} times in the source"
+    case = scaled_pages(rng, [0.25] * 6)
+    result = broken(text.replace(original, replacement), case, monkeypatch)
+    assert not isinstance(result, Report) or not result, "nothing noticed"
+
+
+def sweep(problems: int, schedules: int, seed: int) -> None:
+    """The long run behind the tests above; prints one line for each problem and program."""
+    start, worst = time.monotonic(), 0.0
+    for index in range(problems):
+        rng = np.random.default_rng([seed, index])
+        case = small_case(rng)
+        run = random_run(rng, case)
+        report = check(case, run)
+        worst = max(worst, report.worst_ratio)
+        print(f"{index}: {case}; {run}: {report.worst_ratio:.3f}", flush=True)
+    for (name, (kv_heads, configuration)), number in itertools.product(every_program().items(), range(schedules)):
+        rng = np.random.default_rng([seed, number])
+        run = Run(schedule=["random", "random", "random", "eager", "late"][number % 5], seed=number)
+        worst = max(worst, check(schedule_case(rng, kv_heads), run, configuration).worst_ratio)
+        print(f"{name}, schedule {run.schedule} {run.seed}", flush=True)
+    print(f"{problems} problems and {schedules} schedules of every program without a finding; "
+          f"worst row {worst:.3f} of its floor; {time.monotonic() - start:.0f} s")
+
+
+if __name__ == "__main__":
+    numbers = [int(argument) for argument in sys.argv[1:]]
+    sweep(*(numbers + [200, 20, 1][len(numbers) :]))
