@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
+import cutlass.memory as memory_tools
 import cutlass.pipeline as pipeline
-import cutlass.utils as utils
 import cutlass.utils.blackwell_helpers as blackwell
 import cutlass.utils.blockscaled_layout as scale_layouts
 from cutlass.cute.nvgpu import cpasync, tcgen05, warp
@@ -45,7 +45,7 @@ REDUCE_WARPS = 4
 def row_sum_kernel(x: cute.Tensor, total: cute.Tensor, largest: cute.Tensor):
     thread, _, _ = cute.arch.thread_idx()
     row, _, _ = cute.arch.block_idx()
-    memory = utils.SmemAllocator()
+    memory = memory_tools.SmemAllocator()
     sums = memory.allocate_tensor(cutlass.Float32, cute.make_layout(REDUCE_WARPS), byte_alignment=16)
     peaks = memory.allocate_tensor(cutlass.Float32, cute.make_layout(REDUCE_WARPS), byte_alignment=16)
     part = cutlass.Float32(0.0)
@@ -82,7 +82,7 @@ WARP_M, WARP_N, WARP_K = 32, 32, 64
 @cute.kernel
 def warp_matmul_kernel(a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, mma: cute.TiledMma):
     thread, _, _ = cute.arch.thread_idx()
-    memory = utils.SmemAllocator()
+    memory = memory_tools.SmemAllocator()
     # Row pitch of 72 elements: the eight rows of an ldmatrix fall into different banks.
     sa = memory.allocate_tensor(cutlass.Float16, cute.make_layout((WARP_M, WARP_K), stride=(72, 1)), byte_alignment=16)
     sb = memory.allocate_tensor(cutlass.Float16, cute.make_layout((WARP_N, WARP_K), stride=(72, 1)), byte_alignment=16)
@@ -148,7 +148,7 @@ def pipelined_matmul_kernel(
         accumulator: cute.struct.MemRange[cutlass.Int64, 2]
         tensor_memory: cutlass.Int32
 
-    memory = utils.SmemAllocator()
+    memory = memory_tools.SmemAllocator()
     storage = memory.allocate(Storage)
     sa = memory.allocate_tensor(cutlass.Float16, layout_a.outer, byte_alignment=1024, swizzle=layout_a.inner)
     sb = memory.allocate_tensor(cutlass.Float16, layout_b.outer, byte_alignment=1024, swizzle=layout_b.inner)
@@ -183,7 +183,7 @@ def pipelined_matmul_kernel(
     k_tiles = cute.size(ga, mode=[3])
 
     meet = pipeline.NamedBarrier(barrier_id=1, num_threads=EPILOGUE_THREADS + 32)
-    tensor_memory = utils.TmemAllocator(storage.tensor_memory.ptr, barrier_for_retrieve=meet)
+    tensor_memory = memory_tools.TmemAllocator(storage.tensor_memory.ptr, barrier_for_retrieve=meet)
 
     if warp_index == TMA_WARP:
         for k in cutlass.range(k_tiles):
@@ -235,8 +235,8 @@ def pipelined_matmul(a: cute.Tensor, b: cute.Tensor, c: cute.Tensor):
         (TILE[0], TILE[1], 16),
         tcgen05.CtaGroup.ONE,
         tcgen05.OperandSource.SMEM,
-        tcgen05.OperandMajorMode.K,
-        tcgen05.OperandMajorMode.K,
+        cute.nvgpu.OperandMajorMode.K,
+        cute.nvgpu.OperandMajorMode.K,
     )
     mma = cute.make_tiled_mma(op)
     layout_a = blackwell.make_smem_layout_a(mma, TILE, cutlass.Float16, STAGES)
@@ -283,7 +283,7 @@ def scaled_matmul_kernel(
         accumulator: cute.struct.MemRange[cutlass.Int64, 2]
         tensor_memory: cutlass.Int32
 
-    memory = utils.SmemAllocator()
+    memory = memory_tools.SmemAllocator()
     storage = memory.allocate(Storage)
     fp4, fp8 = cutlass.Float4E2M1FN, cutlass.Float8E4M3FN
     sa = memory.allocate_tensor(fp4, layout_a.outer, byte_alignment=1024, swizzle=layout_a.inner)
@@ -325,7 +325,7 @@ def scaled_matmul_kernel(
     k_tiles = cute.size(ga_tma, mode=[1])
 
     meet = pipeline.NamedBarrier(barrier_id=1, num_threads=EPILOGUE_THREADS + 32)
-    tensor_memory = utils.TmemAllocator(storage.tensor_memory.ptr, barrier_for_retrieve=meet)
+    tensor_memory = memory_tools.TmemAllocator(storage.tensor_memory.ptr, barrier_for_retrieve=meet)
 
     if warp_index == TMA_WARP:
         for k in cutlass.range(k_tiles):
@@ -456,7 +456,7 @@ def paired_matmul_kernel(
         freed: cutlass.Int64
         tensor_memory: cutlass.Int32
 
-    memory = utils.SmemAllocator()
+    memory = memory_tools.SmemAllocator()
     storage = memory.allocate(Storage)
     sa = memory.allocate_tensor(cutlass.Float16, layout_a.outer, byte_alignment=1024, swizzle=layout_a.inner)
     sb = memory.allocate_tensor(cutlass.Float16, layout_b.outer, byte_alignment=1024, swizzle=layout_b.inner)
@@ -495,7 +495,7 @@ def paired_matmul_kernel(
     k_tiles = cute.size(ga, mode=[3])
 
     meet = pipeline.NamedBarrier(barrier_id=1, num_threads=EPILOGUE_THREADS + 32)
-    tensor_memory = utils.TmemAllocator(
+    tensor_memory = memory_tools.TmemAllocator(
         storage.tensor_memory.ptr,
         barrier_for_retrieve=meet,
         is_two_cta=True,
@@ -556,8 +556,8 @@ def paired_matmul(a: cute.Tensor, b: cute.Tensor, c: cute.Tensor):
         (PAIR_TILE[0], PAIR_TILE[1], 16),
         tcgen05.CtaGroup.TWO,
         tcgen05.OperandSource.SMEM,
-        tcgen05.OperandMajorMode.K,
-        tcgen05.OperandMajorMode.K,
+        cute.nvgpu.OperandMajorMode.K,
+        cute.nvgpu.OperandMajorMode.K,
     )
     mma = cute.make_tiled_mma(op)
     layout_a = blackwell.make_smem_layout_a(mma, PAIR_TILE, cutlass.Float16, STAGES)
