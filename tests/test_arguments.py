@@ -191,6 +191,13 @@ def test_torch_tensors_without_storage_are_refused():
     torch.vmap(traced)(torch.zeros(2, 3))
 
 
+def test_negative_stride_of_a_size_one_dimension_means_nothing():
+    array = np.zeros((1, 4), np.float32)[::-1]
+    assert array.strides[0] < 0 and describe("x", array).canonical_strides() == (0, 4)
+    with pytest.raises(ValueError, match="x has byte strides .*; negative strides are not accepted"):
+        describe("x", np.zeros((2, 4), np.float32)[::-1])
+
+
 def test_overlap_is_decided_by_bytes_not_by_ranges():
     base = np.zeros((4, 2, 16), np.uint8)
     even, odd = describe("a", base[:, 0]), describe("b", base[:, 1])
