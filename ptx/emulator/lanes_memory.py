@@ -319,11 +319,27 @@ def check_lanes(A, C, G, VC, K, T, OUT, slot, pc, size, reads, writes, strong, m
             return code
         else:
             return 0
+    # A lane that reads a word which this very instruction stamped for an earlier lane, or that nobody wrote, is done.
+    stamp = (np.uint64(VC[slot, slot]) << np.uint64(36)) | (np.uint64(slot) << np.uint64(24)) | (
+        np.uint64(pc) << np.uint64(5)) | np.uint64(15)
+    plain_read = reads and not writes and not strong and size == 4
     for i in range(32):
         if (m >> np.uint64(i)) & U1 == U0:
             continue
         owner = T[2, i]
         at = np.int64(T[1, i])
+        if plain_read and owner >= _GLOBAL_OWNER and races:
+            allocation = np.int64(owner - _GLOBAL_OWNER)
+            if A[allocation, A_WRITE] == 0:
+                continue
+            granule = np.uint64(8 * (at >> 2))
+            if load64(np.uint64(A[allocation, A_WRITE]) + granule) == U0:
+                pointer = np.uint64(A[allocation, A_READ]) + granule
+                if load64(pointer) == U0:
+                    store64(pointer, stamp)
+                    continue
+                if load64(pointer) == stamp:
+                    continue
         if owner < _LOCAL_OWNER:
             cta = np.int64(owner)
             if initial:

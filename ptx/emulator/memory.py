@@ -65,6 +65,12 @@ class Memory:
         self.kept.append(buffer)
         return self.place(buffer.ctypes.data, size, name, read_only, window), buffer[:size]
 
+    def close(self) -> None:
+        """Give the shadow cells back; nobody launches with this memory again."""
+        for cells in self.shadow.values():
+            pool.give(*cells)
+        self.shadow = {}
+
     def find(self, address: int) -> int:
         """Index of the allocation that holds the address, -1 if none."""
         at = bisect.bisect_right([row[0] for row in self.rows], address) - 1

@@ -113,7 +113,8 @@ class Module:
                              f"{SHARED_LIMIT} bytes a CTA can have")
         clusters = grid[0] * grid[1] * grid[2] // (shape[0] * shape[1] * shape[2])
         concurrent = min(_number("concurrent_clusters", concurrent_clusters, 1, 1 << 16), clusters)
-        memory = Memory() if memory is None else memory
+        own_memory = memory is None
+        memory = Memory() if own_memory else memory
         variables = self._map_variables(memory)
         parameters = self._bind(decoded, args, memory)
         report = Report(self, decoded, grid, block, shape, explicit)
@@ -124,6 +125,8 @@ class Module:
         finally:
             report.collect(machine)
             machine.close()
+            if own_memory:
+                memory.close()
         return report
 
     def _check_shape(self, name, directives, grid, block, cluster, required) -> None:
