@@ -13,7 +13,7 @@ from msa_cudacore.ptx import emulator
 from msa_cudacore.ptx.emulator import tensor_core as tc
 
 sys.path.insert(0, str(Path(__file__).parent))
-from product_kernel import run  # noqa: E402
+from product_kernel import run, shared_descriptor  # noqa: E402
 
 WORDS = json.loads((Path(__file__).parent / "data" / "b200_mma_words.json").read_text())["words"]
 FORMATS = {"f16": 0, "bf16": 1, "tf32": 2, "e4m3": 0, "e5m2": 1, "e2m3": 3, "e3m2": 4, "e2m1": 5, "u8": 0, "s8": 1}
@@ -156,6 +156,82 @@ def test_masked_lanes_keep_their_accumulator():
     off = np.array([masks[i // 32] >> (i % 32) & 1 for i in range(128)], bool)
     expected = tc.mma_float(a, b, c, tc.F16, tc.F16)
     expected[off] = c[off]
+    np.testing.assert_array_equal(d, expected)
+
+
+@pytest.mark.parametrize("schedule", ["random", "eager", "late"])
+@pytest.mark.parametrize("m", [128, 256])
+def test_a_pair_of_ctas_shares_a_product(schedule, m):
+    rng = np.random.default_rng()
+    n = 48
+    a, b = random_codes(rng, tc.F16, (m, 16)), random_codes(rng, tc.F16, (n, 16))
+    c = rng.standard_normal((m, n)).astype(np.float32).view(np.uint32)
+    images = [np.stack([pack_row(row, "f16", False) for row in x]).reshape(2, len(x) // 2, 32) for x in (a, b)]
+    if m == 256:
+        parts = c.reshape(2, 128, n)
+    else:
+        # Upper lanes hold the second half of the columns.
+        parts = c.reshape(2, 64, 2, n // 2).transpose(0, 2, 1, 3).reshape(2, 128, n // 2)
+    d = run("kind::f16", 1 << 4 | n // 8 << 17 | m // 16 << 24, *images, parts, pair=True, schedule=schedule)
+    if m == 128:
+        d = d.reshape(2, 2, 64, n // 2).transpose(0, 2, 1, 3)
+    np.testing.assert_array_equal(d.reshape(m, n), tc.mma_float(a, b, c, tc.F16, tc.F16))
+
+
+@pytest.mark.parametrize("m", [128, 256])
+def test_a_pair_scales_its_blocks(m):
+    rng = np.random.default_rng()
+    n = 64
+    a, b = (rng.integers(0, 16, (r, 64)).astype(np.uint8) for r in (m, n))
+    sa, sb = (rng.integers(0x28, 0x48, (r, 4)).astype(np.uint8) for r in (m, n))
+    c = np.zeros((m, n), np.uint32)
+    images = [np.stack([pack_row(row, "e2m1", False) for row in x]).reshape(2, len(x) // 2, 32) for x in (a, b)]
+    # [CTA, column, lane % 32] -> [CTA, lane, column], four times over.
+    cells_a = np.tile(sa.view(np.uint32).reshape(2, m // 64, 32).transpose(0, 2, 1), (1, 4, 1))
+    if m == 256:
+        cells_b = np.tile(sb.view(np.uint32).reshape(2, 32).T, (4, 1))
+        parts = c.reshape(2, 128, n)
+    else:
+        halves = sb.view(np.uint32).reshape(2, 1, 32).transpose(0, 2, 1)
+        cells_b = np.concatenate([halves[0], halves[0], halves[1], halves[1]])
+        parts = c.reshape(2, 128, n // 2)
+    d = run("kind::mxf4nvf4.block_scale.scale_vec::4X", 1 << 7 | 1 << 10 | n // 8 << 17 | m // 128 << 27, *images, parts,
+            pair=True, scales=(cells_a, np.stack([cells_b, cells_b])))
+    if m == 128:
+        d = d.reshape(2, 2, 64, n // 2).transpose(0, 2, 1, 3)
+    np.testing.assert_array_equal(d.reshape(m, n), tc.mma_fp4(a, b, c, sa, sb, tc.UE4M3))
+
+
+@pytest.mark.parametrize("schedule", ["random", "eager", "late"])
+def test_scales_can_be_copied_from_shared_memory(schedule):
+    """128 x 4 scale bytes in 512 bytes, byte (m, s) at (m % 32) * 16 + (m / 32) * 4 + s, behind B in its image."""
+    rng = np.random.default_rng()
+    a, b = (rng.integers(0, 16, (r, 64)).astype(np.uint8) for r in (128, 128))
+    sa, sb = (rng.integers(0x28, 0x48, (128, 4)).astype(np.uint8) for _ in range(2))
+    c = rng.standard_normal((128, 128)).astype(np.float32).view(np.uint32)
+    packed = [np.stack([pack_row(row, "e2m1", False) for row in x]) for x in (a, b)]
+    tiles = [s.reshape(4, 32, 4).transpose(1, 0, 2).reshape(16, 32) for s in (sa, sb)]
+    # core_matrix_image is undone, so that the tiles lie flat behind B: 8 rows by two 16-byte halves.
+    flat = [t.reshape(2, 2, 8, 16).transpose(0, 2, 1, 3).reshape(16, 32) for t in tiles]
+    b_and_scales = np.concatenate([packed[1], *flat])
+    copies = "".join(f"""
+        mov.b64 %rd12, {shared_descriptor(17408 + 4096 + 512 * i, 16, 128)};
+        tcgen05.cp.cta_group::1.32x128b.warpx4 [%r{9 + i}], %rd12;""" for i in range(2))
+    dummy = np.zeros((128, 1), np.uint32)
+    d = run("kind::mxf4nvf4.block_scale.scale_vec::4X", 1 << 7 | 1 << 10 | 16 << 17 | 1 << 27, packed[0], b_and_scales, c,
+            scales=(dummy, dummy), prepare_scales=copies, schedule=schedule)
+    np.testing.assert_array_equal(d, tc.mma_fp4(a, b, c, sa, sb, tc.UE4M3))
+
+
+def test_half_height_products_use_sixteen_lanes_of_each_quarter():
+    rng = np.random.default_rng()
+    a, b = random_codes(rng, tc.F16, (64, 16)), random_codes(rng, tc.F16, (16, 16))
+    c = rng.standard_normal((128, 16)).astype(np.float32).view(np.uint32)
+    images = [np.stack([pack_row(row, "f16", False) for row in x]) for x in (a, b)]
+    d = run("kind::f16", 1 << 4 | 2 << 17 | 4 << 24, *images, c)
+    lanes = np.array([32 * (m // 16) + m % 16 for m in range(64)])
+    expected = c.copy()
+    expected[lanes] = tc.mma_float(a, b, c[lanes], tc.F16, tc.F16)
     np.testing.assert_array_equal(d, expected)
 
 
