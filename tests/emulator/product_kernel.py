@@ -150,7 +150,7 @@ def core_matrix_image(rows, k_bytes):
     return image.ravel()
 
 
-def run(kind, idesc, a, b, c, *, scales=None, a_words=None, schedule="random", seed=0, **options):
+def run(kind, idesc, a, b, c, *, scales=None, a_words=None, images=None, schedule="random", seed=0, **options):
     """D of one product.
 
     Args:
@@ -159,16 +159,22 @@ def run(kind, idesc, a, b, c, *, scales=None, a_words=None, schedule="random", s
         c: uint32 [128, N] (pair: [2, 128, columns of one CTA]).
         scales: (uint32 [128, columns], uint32 [128, columns]) cells of the scale factors of A and B.
         a_words: uint32 [128, 8], A in tensor memory instead of ``a``.
+        images: (image of A, its descriptor, image of B, its descriptor) instead of ``a`` and ``b``; the images go to
+            offsets 1024 and 17408 of the buffer.
     """
     pair = options.get("pair", False)
     n = c.shape[-1]
     parts = 2 if pair else 1
-    a_image = np.ascontiguousarray(a_words) if a is None else np.concatenate(
-        [core_matrix_image(x, 32) for x in (a if pair else [a])])
-    b_image = np.concatenate([core_matrix_image(x, 32) for x in (b if pair else [b])])
+    descriptors = [shared_descriptor(1024, 128, 256), shared_descriptor(17408, 128, 256)]
+    if images is not None:
+        a_image, descriptors[0], b_image, descriptors[1] = images
+    else:
+        a_image = np.ascontiguousarray(a_words) if a is None else np.concatenate(
+            [core_matrix_image(x, 32) for x in (a if pair else [a])])
+        b_image = np.concatenate([core_matrix_image(x, 32) for x in (b if pair else [b])])
     sa, sb = scales if scales is not None else (np.zeros((128, 1), np.uint32),) * 2
     text = kernel(kind, idesc, n=n, a_bytes=a_image.nbytes // parts, b_bytes=b_image.nbytes // parts,
-                  a_descriptor=shared_descriptor(1024, 128, 256), b_descriptor=shared_descriptor(17408, 128, 256),
+                  a_descriptor=descriptors[0], b_descriptor=descriptors[1],
                   a_columns=8 if a_words is not None else 0,
                   scale_columns=(sa.shape[-1], sb.shape[-1]) if scales is not None else (0, 0), **options)
     d = np.zeros(c.shape, np.uint32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from msa_cudacore.ptx import descriptors as encoders
 from msa_cudacore.ptx.emulator import matrix_descriptors as md
 from msa_cudacore.ptx.emulator import tensor_core as tc
 
@@ -144,3 +145,37 @@ def test_padded_units_ignore_their_pad_bytes():
         units = np.array([list(int(x).to_bytes(16, "little")) for x in stream], np.uint8)
         units[:, 2 * bits:] = rng.integers(0, 256, (5, 16 - 2 * bits))
         np.testing.assert_array_equal(md.padded_fp_elements(units, fmt), codes)
+
+
+def test_every_descriptor_that_the_host_encodes_is_decoded_to_its_arguments():
+    kinds = [(kind, a, b) for kind in encoders.KINDS for a in encoders.FORMATS[kind] for b in encoders.FORMATS[kind]
+             if kind != "f16" or a == b]
+    for kind, a, b in kinds:
+        scaled = kind.startswith("mx")
+        for m in (128,) if scaled else (64, 128):
+            for n in (16, 32, 256):
+                for flags in range(16 if kind not in ("mxf4", "mxf4nvf4", "i8") else 1):
+                    options = dict(zip(("a_mn_major", "b_mn_major", "negate_a", "negate_b"),
+                                       (bool(flags >> i & 1) for i in range(4))))
+                    if kind == "i8":
+                        options = dict(accumulator="s32", saturate=n == 16)
+                    word = encoders.instruction_descriptor(kind, m, n, a=a, b=b, **options)
+                    vector = {"mxf8f6f4": 1, "mxf4": 2, "mxf4nvf4": 4}.get(kind)
+                    decoded = md.decode_instruction_descriptor(word, kind, scale_vector=vector)
+                    assert (decoded.m, decoded.n) == (m, n)
+                    assert tc.FORMAT_NAMES[decoded.a_format] == a and tc.FORMAT_NAMES[decoded.b_format] == b
+                    for name, value in options.items():
+                        if name != "accumulator":
+                            assert getattr(decoded, name) == value
+
+
+def test_every_matrix_descriptor_that_the_host_encodes_is_decoded_to_its_arguments():
+    rng = np.random.default_rng()
+    modes = {"none": md.NO_SWIZZLE, "32B": md.SWIZZLE_32B, "64B": md.SWIZZLE_64B, "128B": md.SWIZZLE_128B,
+             "128B_ATOM_32B": md.SWIZZLE_128B_ATOM_32B}
+    assert set(modes) == set(encoders.SWIZZLES)
+    for name, mode in modes.items():
+        for _ in range(20):
+            address, stride, leading = (int(x) * 16 for x in rng.integers(0, 1 << 14, 3))
+            word = encoders.matrix_descriptor(address, name, stride_bytes=stride, leading_bytes=leading)
+            assert md.decode_tcgen05_matrix_descriptor(word) == md.MatrixDescriptor(address, leading, stride, mode, 0)

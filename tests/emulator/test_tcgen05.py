@@ -11,9 +11,11 @@ import pytest
 
 from msa_cudacore.ptx import emulator
 from msa_cudacore.ptx.emulator import tensor_core as tc
+from msa_cudacore.ptx.emulator import tensor_memory as tm
 
 sys.path.insert(0, str(Path(__file__).parent))
 from product_kernel import run, shared_descriptor  # noqa: E402
+from small_kernel import SCHEDULES, filled, launch  # noqa: E402
 
 WORDS = json.loads((Path(__file__).parent / "data" / "b200_mma_words.json").read_text())["words"]
 FORMATS = {"f16": 0, "bf16": 1, "tf32": 2, "e4m3": 0, "e5m2": 1, "e2m3": 3, "e3m2": 4, "e2m1": 5, "u8": 0, "s8": 1}
@@ -109,8 +111,8 @@ def test_whole_tiles_agree_with_the_arithmetic_model(schedule, a_format, b_forma
     n, k = 24, 16 if a_format == tc.F16 else 32
     a, b = random_codes(rng, a_format, (128, k)), random_codes(rng, b_format, (n, k))
     c = rng.standard_normal((128, n)).astype(np.float32).view(np.uint32)
-    names = [tc.FORMAT_NAMES[f] for f in (a_format, b_format)]
-    images = [np.stack([pack_row(row, name, True) for row in rows]) for rows, name in zip((a, b), names)]
+    images = [np.stack([pack_row(row, tc.FORMAT_NAMES[f], True) for row in rows])
+              for rows, f in ((a, a_format), (b, b_format))]
     kind = "kind::f16" if a_format == tc.F16 else "kind::f8f6f4"
     d = run(kind, idesc | n // 8 << 17 | 8 << 24, *images, c, schedule=schedule)
     np.testing.assert_array_equal(d, tc.mma_float(a, b, c, a_format, b_format))
@@ -233,6 +235,160 @@ def test_half_height_products_use_sixteen_lanes_of_each_quarter():
     expected = c.copy()
     expected[lanes] = tc.mma_float(a, b, c[lanes], tc.F16, tc.F16)
     np.testing.assert_array_equal(d, expected)
+
+
+def xor_image(linear, code):
+    """Move the bytes of an image (1024-aligned) to where a swizzle puts them: 16-byte chunks by line."""
+    address = np.arange(linear.size)
+    moved = {2: address ^ (address >> 3 & 0x70), 4: address ^ (address >> 3 & 0x30), 6: address ^ (address >> 3 & 0x10),
+             1: address ^ (address >> 2 & 0x60)}[code]
+    image = np.zeros_like(linear)
+    image[moved] = linear
+    return image
+
+
+@pytest.mark.parametrize("code, width, step", [(2, 128, 0), (2, 128, 3), (4, 64, 0), (4, 64, 1), (6, 32, 0)])
+def test_k_major_tiles_may_be_swizzled_and_stepped_along_k(code, width, step):
+    rng = np.random.default_rng()
+    a, b = (random_codes(rng, tc.F16, (r, width // 2)).astype(np.uint16) for r in (128, 16))
+    c = rng.standard_normal((128, 16)).astype(np.float32).view(np.uint32)
+    words = []
+    for x, offset in ((a, 1024), (b, 17408)):
+        words += [xor_image(x.view(np.uint8).ravel(), code), shared_descriptor(offset + 32 * step, 16, 8 * width, code)]
+    d = run("kind::f16", 1 << 4 | 2 << 17 | 8 << 24, None, None, c, images=words)
+    k = slice(16 * step, 16 * step + 16)
+    np.testing.assert_array_equal(d, tc.mma_float(a[:, k], b[:, k], c, tc.F16, tc.F16))
+
+
+def test_mn_major_tiles_are_read_across():
+    """128-byte swizzle: blocks of 64 elements of M (N), eight k to a 1024-byte group."""
+    rng = np.random.default_rng()
+    a, b = (random_codes(rng, tc.F16, (r, 16)).astype(np.uint16) for r in (128, 64))
+    c = rng.standard_normal((128, 64)).astype(np.float32).view(np.uint32)
+    words = []
+    for x, offset in ((a, 1024), (b, 17408)):
+        # [block of M][group of K][k][m]: LBO 2048 between blocks, SBO 1024 between groups of eight k.
+        linear = np.ascontiguousarray(x.reshape(-1, 64, 2, 8).transpose(0, 2, 3, 1)).view(np.uint8).ravel()
+        words += [xor_image(linear, 2), shared_descriptor(offset, 2048, 1024, 2)]
+    d = run("kind::f16", 1 << 4 | 1 << 15 | 1 << 16 | 8 << 17 | 8 << 24, None, None, c, images=words)
+    np.testing.assert_array_equal(d, tc.mma_float(a, b, c, tc.F16, tc.F16))
+
+
+def test_mn_major_tf32_uses_atoms_of_32_bytes():
+    rng = np.random.default_rng()
+    a, b = (rng.standard_normal((r, 8)).astype(np.float32).view(np.uint32) for r in (128, 32))
+    c = rng.standard_normal((128, 32)).astype(np.float32).view(np.uint32)
+    words = []
+    for x, offset in ((a, 1024), (b, 17408)):
+        # [block of 32 M][group of 4 k][k][m]
+        linear = np.ascontiguousarray(x.reshape(-1, 32, 2, 4).transpose(0, 2, 3, 1)).view(np.uint8).ravel()
+        words += [xor_image(linear, 1), shared_descriptor(offset, 1024, 512, 1)]
+    d = run("kind::tf32", 1 << 4 | 2 << 7 | 2 << 10 | 1 << 15 | 1 << 16 | 4 << 17 | 8 << 24, None, None, c, images=words)
+    np.testing.assert_array_equal(d, tc.mma_float(a, b, c, tc.TF32, tc.TF32))
+
+
+def warp_program(body):
+    """One warp with 64 columns of tensor memory; their address is in %r3."""
+    return f"""
+        tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%base], 64;
+        bar.warp.sync -1;
+        ld.shared.b32 %r3, [%base];
+        {body}
+        tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r3, 64;
+    """
+
+
+def names(first, count):
+    return "{" + ", ".join(f"%r{first + i}" for i in range(count)) + "}"
+
+
+FILL = "".join(f"mad.lo.u32 %r{10 + i}, %lane, 64, {i};" for i in range(32))
+FILL += f"tcgen05.st.sync.aligned.32x32b.x32.b32 [%r3], {names(10, 32)}; tcgen05.wait::st.sync.aligned;"
+
+
+@pytest.mark.parametrize("schedule, seed", SCHEDULES)
+@pytest.mark.parametrize("shape, num, lane0, column0, imm", [
+    ("32x32b", 4, 0, 3, None), ("16x64b", 4, 16, 1, None), ("16x128b", 2, 0, 4, None), ("16x256b", 1, 16, 8, None),
+    ("16x32bx2", 4, 0, 2, 8), ("16x32bx2", 4, 0, 2, 16 << 16),
+])
+def test_loads_find_the_cells_of_their_shape(schedule, seed, shape, num, lane0, column0, imm):
+    """Every cell of lane l, column c holds 64 * l + c."""
+    lanes, columns = tm.register_cells(shape, num, second_half=imm or 0)
+    count = lanes.shape[1]
+    out = filled(32, count)
+    immediate = f", {imm}" if imm is not None else ""
+    launch(warp_program(FILL + f"""
+        add.u32 %r4, %r3, {lane0 << 16 | column0};
+        tcgen05.ld.sync.aligned.{shape}.x{num}.b32 {names(50, count)}, [%r4]{immediate};
+        tcgen05.wait::ld.sync.aligned;
+        mul.wide.u32 %rd1, %tid, {4 * count}; add.u64 %rd1, %rd1, %a0;
+    """ + "".join(f"st.global.b32 [%rd1 + {4 * i}], %r{50 + i};" for i in range(count))), out, schedule=schedule, seed=seed)
+    np.testing.assert_array_equal(out, (64 * (lanes[0] + lane0) + columns[0] + column0).T)
+
+
+def test_half_words_are_packed_and_unpacked():
+    out = filled(32, 2)
+    launch(warp_program("""
+        mad.lo.u32 %r10, %lane, 65536, 7; mad.lo.u32 %r11, %lane, 131072, 9;
+        tcgen05.st.sync.aligned.32x32b.x2.unpack::16b.b32 [%r3], {%r10, %r11};
+        tcgen05.wait::st.sync.aligned;
+        tcgen05.ld.sync.aligned.32x32b.x2.pack::16b.b32 {%r12, %r13}, [%r3];
+        tcgen05.ld.sync.aligned.32x32b.x4.b32 {%r14, %r15, %r16, %r17}, [%r3];
+        tcgen05.wait::ld.sync.aligned;
+        add.u32 %r12, %r12, %r14; add.u32 %r13, %r13, %r17;
+        mul.wide.u32 %rd1, %tid, 8; add.u64 %rd1, %rd1, %a0; st.global.v2.b32 [%rd1], {%r12, %r13};
+    """), out)
+    lane = np.arange(32)
+    np.testing.assert_array_equal(out, np.stack([lane * 65536 + 7 + 7, lane * 131072 + 9 + 2 * lane], 1))
+
+
+@pytest.mark.parametrize("schedule, seed", SCHEDULES)
+def test_an_allocation_waits_until_columns_are_free(schedule, seed):
+    """Two warps take all 512 columns in turn."""
+    launch("""
+        mad.lo.u32 %r1, %warp, 16, %base;
+        tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 512;
+        bar.warp.sync -1;
+        ld.shared.b32 %r3, [%r1];
+        shl.b32 %r4, %warp, 21; add.u32 %r4, %r4, %r3;
+        tcgen05.st.sync.aligned.32x32b.x1.b32 [%r4], {%tid};
+        tcgen05.wait::st.sync.aligned;
+        tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r3, 512;
+    """, threads=64, schedule=schedule, seed=seed)
+
+
+@pytest.mark.parametrize("body, kind, message", [
+    ("tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [%base], 32;", "tensor-memory", "cluster of one"),
+    (warp_program("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%base], 128;"), "tensor-memory", "must not grow"),
+    (warp_program("add.u32 %r4, %r3, 2097152; tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r5}, [%r4];"), "tensor-memory",
+     "reaches lanes"),
+    (warp_program("add.u32 %r4, %r3, 524288; tcgen05.ld.sync.aligned.16x64b.x1.b32 {%r5}, [%r4];"), "tensor-memory",
+     "multiple of 16"),
+    (warp_program("tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r5}, [%r3];"), "uninitialised", "never written"),
+    (warp_program("tcgen05.st.sync.aligned.32x32b.x1.b32 [%r3], {%r5}; "
+                  "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r5}, [%r3];"), "tensor-memory", "wait::st"),
+    (warp_program("tcgen05.st.sync.aligned.32x32b.x1.b32 [%r3], {%r5}; "), "tensor-memory", "wait::st"),
+    (warp_program("add.u32 %r3, %r3, 32;"), "tensor-memory", "no allocation"),
+    (warp_program("tcgen05.st.sync.aligned.32x32b.x2.b32 [%r3], {%r5};"), "operand", "2 registers"),
+    ("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%base], 256;"
+     "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%base], 256;"
+     "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%base], 32;", "deadlock", "32 free columns"),
+])
+def test_misuse_of_tensor_memory_is_reported(body, kind, message):
+    for schedule, seed in SCHEDULES[2:]:
+        with pytest.raises(emulator.Fault, match=message) as caught:
+            launch(body, schedule=schedule, seed=seed)
+        assert caught.value.kind == kind
+
+
+def test_wrong_lane_bits_can_be_forgiven():
+    out = filled(32)
+    launch(warp_program("""
+        tcgen05.st.sync.aligned.32x32b.x1.b32 [%r3], {%tid}; tcgen05.wait::st.sync.aligned;
+        add.u32 %r4, %r3, 2097152; tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r5}, [%r4]; tcgen05.wait::ld.sync.aligned;
+        mul.wide.u32 %rd1, %tid, 4; add.u64 %rd1, %rd1, %a0; st.global.b32 [%rd1], %r5;
+    """), out, checks=emulator.Checks(forgiving_lanes=True))
+    np.testing.assert_array_equal(out, np.arange(32))
 
 
 @pytest.mark.parametrize("text, message", [
