@@ -355,7 +355,11 @@ def bulk_prefetch(warp, ins):
     for lane in warp.lanes:
         size = bulk_size(warp, warp.u32(1)[lane], lane)
         check_16(warp, warp.address(0)[lane], lane, "source")
-        warp.machine.memory.view(global_address(warp, ins, warp.address(0)[lane], lane), size)
+        start_address = global_address(warp, ins, warp.address(0)[lane], lane)
+        try:
+            warp.machine.memory.view(start_address, size)
+        except ValueError as error:
+            warp.fault("out-of-bounds", str(error), lane=lane, address=start_address)
 
 
 @operation("cp.async.bulk.commit_group", "", "")

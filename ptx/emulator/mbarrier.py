@@ -117,6 +117,9 @@ def find(agent, cta, offset, what, lane=None):
     """The live Barrier at a place; faults where there is none or its bytes were overwritten."""
     barrier = barriers_of(cta).get(offset)
     address = cta.rank << 24 | offset
+    if cta.exited:
+        agent.fault("cluster-exit", f"{what} on the mbarrier at shared {address:#x}: CTA {cta.index} has exited",
+                    lane=lane, address=address)
     if barrier is None:
         agent.fault("mbarrier", f"{what} on shared {address:#x}, where no mbarrier was initialised", lane=lane,
                     address=address)

@@ -19,6 +19,8 @@ def read_map(warp, ins, index, lane):
     address = int(warp.address(index)[lane])
     if address % 64:
         warp.fault("misaligned", f"tensor map at {address:#x}: it must be a multiple of 64", lane=lane, address=address)
+    if len(ins.operands[index].extra) != 1:
+        warp.fault("operand", "a tensor copy needs [map, {coordinates}]", lane=lane)
     coordinates = [int(c) for c in warp.coordinates(index)[:, lane]]
     try:
         data = warp.machine.memory.view(address, BYTES).tobytes()
@@ -181,7 +183,10 @@ def _map_bytes(warp, ins, address, lane):
     if ins.has("shared::cta"):
         cta, offset = shared_address(warp, address, lane, generic=False, cluster=False, size=BYTES, align=64)
         return cta.shared.bytes[offset:offset + BYTES]
-    return warp.machine.memory.view(int(address), BYTES)
+    try:
+        return warp.machine.memory.view(int(address), BYTES)
+    except ValueError as error:
+        warp.fault("out-of-bounds", str(error), lane=lane, address=int(address))
 
 
 @operation("tensormap.replace", f"tile {_FIELDS} shared::cta|global? b1024 b32|b64", "[a], b, c?")

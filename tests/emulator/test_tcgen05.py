@@ -407,3 +407,25 @@ ret; }}"""
     with pytest.raises(emulator.PtxSyntaxError, match=message) as caught:
         emulator.load(ptx)
     assert "6" in str(caught.value)
+
+
+def test_random_descriptors_end_in_a_result_or_a_fault():
+    """Whatever bits a program hands over, the emulator answers with a Fault and nothing else."""
+    rng = np.random.default_rng()
+    a, b = np.zeros((128, 32), np.uint8), np.zeros((16, 32), np.uint8)
+    c = np.zeros((128, 16), np.uint32)
+    kinds = ["f16", "tf32", "f8f6f4", "i8", "mxf8f6f4.block_scale.scale_vec::1X", "mxf4nvf4.block_scale.scale_vec::4X"]
+    seen = set()
+    for _ in range(40):
+        kind = kinds[int(rng.integers(len(kinds)))]
+        # Half of them legal but for a few bits, so that the deeper checks are reached too.
+        idesc = 1 << 4 | 2 << 17 | 8 << 24 if rng.random() < 0.5 else int(rng.integers(0, 1 << 32))
+        words = [shared_descriptor(int(rng.integers(0, 1 << 14)) * 16, int(rng.integers(0, 64)) * 16,
+                                   int(rng.integers(0, 256)) * 16, int(rng.choice([0, 1, 2, 4, 6]))) & (1 << 64) - 1
+                 for _ in range(2)]
+        scales = (np.zeros((128, 4), np.uint32), np.zeros((128, 1), np.uint32)) if "block" in kind else None
+        try:
+            run(f"kind::{kind}", idesc, a, b, c, scales=scales, images=(a.ravel(), words[0], b.ravel(), words[1]))
+        except emulator.Fault as fault:
+            seen.add(fault.kind)
+    assert seen <= {"descriptor", "out-of-bounds", "uninitialised", "tensor-memory"} and "descriptor" in seen
