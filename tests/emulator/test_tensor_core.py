@@ -76,13 +76,17 @@ def cut(value: Fraction, quantum: int) -> Fraction:
 
 
 def exact_word(total: Fraction) -> int:
-    """F32 word of an exact value, rounded toward zero (finite results only)."""
+    """F32 word of an exact value, rounded toward zero."""
     if total == 0:
         return 0
-    near = np.float32(float(total))
-    while abs(Fraction(float(near))) > abs(total):
+    if abs(total) >= Fraction(2) ** 128:
+        return 0x7F800000 if total > 0 else 0xFF800000
+    near = np.float32(min(abs(float(total)), float(np.finfo(np.float32).max)))
+    while Fraction(float(near)) > abs(total):
         near = np.nextafter(near, np.float32(0))
-    return int(near.view(np.uint32)) if near != 0 else 0
+    if near == 0:
+        return 0
+    return int(near.view(np.uint32)) | (0x80000000 if total < 0 else 0)
 
 
 def finite_words(rng, fmt, shape):
@@ -171,3 +175,81 @@ def test_scales_of_the_wrong_block_are_refused():
     codes, c = np.zeros((1, 64), np.uint8), np.zeros((1, 1), np.uint32)
     with pytest.raises(ValueError, match="one byte for 16 or 32"):
         tc.mma_fp4(codes, codes, c, np.zeros((1, 8), np.uint8), np.zeros((1, 8), np.uint8), tc.UE8M0)
+
+
+def slow_fp4(a, b, c_word, sa, sb, scale_format):
+    """One FP4 output word by fractions: the rules of docs/emulator_hardware.md written down without any shift."""
+    c = Fraction(float(np.uint32(c_word).view(np.float32)))
+    c_raw = max((int(c_word) >> 23 & 255), 1) - 127
+    block = 64 // len(sa)
+
+    def scale(byte):
+        if scale_format == tc.UE8M0:
+            return Fraction(2) ** (int(byte) - 127), int(byte) - 127
+        field = int(byte) >> 3 & 15
+        value = Fraction(int(byte) & 7 | (8 if field else 0)) * Fraction(2) ** (max(field, 1) - 10)
+        return value, max(field, 1) - 7
+
+    halves = [0, 1, 2, 3, 4, 6, 8, 12]
+    raws = [0, 0, 0, 0, 1, 1, 2, 2]
+    products, product_raws, scale_raws = [], [], []
+    for k in range(64):
+        x, y = int(a[k]), int(b[k])
+        (va, ra), (vb, rb) = scale(sa[k // block]), scale(sb[k // block])
+        value = Fraction(halves[x & 7] * halves[y & 7], 4) * va * vb * (-1 if (x ^ y) & 8 else 1)
+        products.append(value)
+        product_raws.append(raws[x & 7] + raws[y & 7] + ra + rb if value else None)
+        scale_raws.append(ra + rb if value else None)
+    live = [r for r in product_raws if r is not None]
+    if not live:
+        return 0 if c == 0 else int(c_word)
+    top, scale_top = max(live), max(r for r in scale_raws if r is not None)
+
+    def group(size):
+        return [sum(products[i:i + size]) for i in range(0, 64, size)]
+
+    if c and c_raw >= top:
+        q = c_raw - 35
+        return exact_word(sum(cut(g, q) for g in group(16)) + cut(c, q))
+    q = max(max(top, c_raw if c else top) - 39, scale_top - 35)
+    if scale_format == tc.UE4M3:
+        return exact_word(sum(cut(g, q) for g in group(4)) + cut(c, q))
+    kept = []
+    for i, g in enumerate(group(16)):
+        mine = [r for r in product_raws[16 * i:16 * i + 16] if r is not None]
+        finer = max(q, c_raw - 35) if c and mine and c_raw >= max(mine) else q
+        kept.append((cut(cut(g, finer), q), [r for r in scale_raws[16 * i:16 * i + 16] if r is not None]))
+    word = exact_word(sum(g for g, _ in kept) + cut(c, q))
+    if 0 < word & 0x7FFFFFFF < 0x800000:
+        least = Fraction(2) ** max(-174, q)
+        word = exact_word(sum(g for g, s in kept if not (s and max(s) < scale_top and abs(g) < least)) + cut(c, q))
+    return word
+
+
+@pytest.mark.parametrize("scale_format, blocks", [(tc.UE4M3, 4), (tc.UE8M0, 2), (tc.UE8M0, 4)])
+@pytest.mark.parametrize("spread", [4, 40, 120])
+def test_fp4_products_agree_with_a_slow_model(scale_format, blocks, spread):
+    rng = np.random.default_rng()
+    a, b = (rng.integers(0, 16, (8, 64)).astype(np.uint8) * (rng.random((8, 64)) < 0.7) for _ in range(2))
+    if scale_format == tc.UE8M0:
+        sa, sb = (rng.integers(127 - spread // 2, 127 + spread // 2, (8, blocks)).astype(np.uint8) for _ in range(2))
+    else:
+        sa, sb = (rng.integers(0, 0x7F, (8, blocks)).astype(np.uint8) for _ in range(2))
+    exponents = rng.integers(-spread // 2, spread // 2 + 8, (8, 8))
+    c = (rng.standard_normal((8, 8)) * 2.0 ** exponents * (rng.random((8, 8)) < 0.8)).astype(np.float32)
+    got = tc.mma_fp4(a, b, c.view(np.uint32), sa, sb, scale_format)
+    expected = [[slow_fp4(a[m], b[n], c.view(np.uint32)[m, n], sa[m], sb[n], scale_format) for n in range(8)]
+                for m in range(8)]
+    assert [[hex(x) for x in row] for row in got] == [[hex(x) for x in row] for row in expected]
+
+
+def test_tiny_groups_vanish_from_subnormal_results():
+    """UE8M0: a K=16 group under 2**-174 with smaller scales than the largest is dropped where the result is subnormal."""
+    rng = np.random.default_rng()
+    for _ in range(20):
+        a, b = (rng.integers(1, 8, (1, 64)).astype(np.uint8) for _ in range(2))
+        sa = np.array([[50, 40 + rng.integers(0, 8)]], np.uint8)
+        sb = np.array([[50, rng.integers(0, 12)]], np.uint8)
+        a[0, :32] *= rng.random(32) < 0.1
+        word = slow_fp4(a[0], b[0], 0, sa[0], sb[0], tc.UE8M0)
+        assert hex(tc.mma_fp4(a, b, np.zeros((1, 1), np.uint32), sa, sb, tc.UE8M0)[0, 0]) == hex(word)
