@@ -127,6 +127,8 @@ def scaled_pages(rng: np.random.Generator, sizes: list[float], group: int = 3) -
         q=(rng.normal(size=(1, group, 128)) * 8).astype(BF16), k=k, v=v, k_scale=k_scale, v_scale=swizzle_v_scales(v_scale),
         q2k_indices=np.arange(pages, dtype=np.int32).reshape(1, 1, -1), page_table=np.arange(pages, dtype=np.int32)[None],
         seqused_k=np.array([tokens - 3], np.int32), name=f"pages of sizes {sizes}",
+        # A sharp row is one row of V: without this factor a bfloat16 row, whose rounding floor of zero nobody meets.
+        v_global_scale=0.7,
     )
 
 
@@ -238,15 +240,17 @@ def broken(text: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> Report | E
 
 # What each line is for, seen by leaving it out: (text, replacement).
 SYNCHRONISATION = {
-    "weights reach the MMA's proxy": ("ptx::fence_proxy_async_shared_cta();\n      arrive_warp(buffer.weights_full());",
-                                      "arrive_warp(buffer.weights_full());"),
+    "weights reach the MMA's proxy": ("ptx::fence_proxy_async_shared_cta();\n      // Also", "// Also"),
     "query terms reach the MMA's proxy": ("ptx::fence_proxy_async_shared_cta();\n  ptx::barrier_cta_sync(EDGE_BARRIER",
                                           "ptx::barrier_cta_sync(EDGE_BARRIER"),
     "V^T is stored before it is announced": ("ptx::tcgen05_wait_st();\n      ptx::tcgen05_fence_before_thread_sync();\n      __syncwarp();",
                                              "__syncwarp();"),
-    "V^T is not overwritten while it is read": ("ptx::mbarrier_wait_parity(buffer.output_done(), buffer.parity ^ 1);\n      ptx::tcgen05_fence_after",
-                                                "ptx::tcgen05_fence_after"),
-    "scores are not overwritten while they are read": ("ptx::mbarrier_wait_parity(buffer.scores_free(), buffer.parity ^ 1);", ""),
+    "V^T and K scales are not overwritten while they are read": (
+        "ptx::mbarrier_wait_parity(buffer.output_done(), buffer.parity ^ 1);\n      ptx::tcgen05_fence_after",
+        "ptx::tcgen05_fence_after"),
+    "weights are complete before they are read": ("ptx::mbarrier_wait_parity(buffer.weights_full(), buffer.parity);", ""),
+    "V^T is complete before it is read": ("ptx::mbarrier_wait_parity(buffer.values_full(), buffer.parity);", ""),
+    "scores are complete before they are read": ("ptx::mbarrier_wait_parity(buffer.scores_full(), buffer.parity);", ""),
     "the score MMA waits for its scales": ("ptx::mbarrier_wait_parity(buffer.key_scales_full(), buffer.parity);", ""),
     "a stage is not refilled while it is read": ("wait(barriers.free, ring.parity ^ 1);", ""),
     "origins are exchanged over a barrier": ("ptx::barrier_cta_sync(SOFTMAX_BARRIER, ROLE_THREADS);", ""),

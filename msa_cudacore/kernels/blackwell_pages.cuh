@@ -139,12 +139,12 @@ struct PendingPage {
   bool last;   // of its item
 };
 
-// S = K q^T of one page: both halves of the head dim, for both passes of query terms.
+// S = K q^T of one page: both halves of the head dim, for both passes of query terms. The scores that lay in the buffer
+// before have been read: this thread has waited for the weights that the softmax warps made of them.
 __device__ __forceinline__ void issue_scores(
     Shared& shared, u32 tensor, const Ring<STAGES>& ring, const PageBuffer& buffer, u32 item_buffer) {
   StageBarriers& stage = shared.stage_barriers[ring.index];
   ptx::mbarrier_wait_parity(buffer.key_scales_full(), buffer.parity);
-  ptx::mbarrier_wait_parity(buffer.scores_free(), buffer.parity ^ 1);
   wait(stage.full, ring.parity);
   ptx::tcgen05_fence_after_thread_sync();
   const u64 keys = describe(KEYS_DESCRIPTOR, shared.stages[ring.index].keys);

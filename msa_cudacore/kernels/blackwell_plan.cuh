@@ -127,7 +127,6 @@ struct StageBarriers {
 struct alignas(64) PageBarriers {
   u64 key_scales_full;
   u64 scores_full;
-  u64 scores_free;
   u64 values_full;
   u64 weights_full;
   u64 output_done;  // the output MMA of a page has read its weights and values
@@ -172,7 +171,6 @@ __device__ __forceinline__ void initialise_barriers(Shared& shared) {
   for (PageBarriers& page : shared.page_barriers) {
     initialise(page.key_scales_full, ROLE_WARPS);
     initialise(page.scores_full, 1);
-    initialise(page.scores_free, ROLE_WARPS);
     initialise(page.values_full, ROLE_WARPS);
     initialise(page.weights_full, ROLE_WARPS);
     initialise(page.output_done, 1);
@@ -234,7 +232,6 @@ struct PageBuffer {
   __device__ __forceinline__ u32 index() const { return page & 1; }
   __device__ __forceinline__ u32 key_scales_full() const { return at(__builtin_offsetof(PageBarriers, key_scales_full)); }
   __device__ __forceinline__ u32 scores_full() const { return at(__builtin_offsetof(PageBarriers, scores_full)); }
-  __device__ __forceinline__ u32 scores_free() const { return at(__builtin_offsetof(PageBarriers, scores_free)); }
   __device__ __forceinline__ u32 values_full() const { return at(__builtin_offsetof(PageBarriers, values_full)); }
   __device__ __forceinline__ u32 weights_full() const { return at(__builtin_offsetof(PageBarriers, weights_full)); }
   __device__ __forceinline__ u32 output_done() const { return at(__builtin_offsetof(PageBarriers, output_done)); }

@@ -26,14 +26,12 @@ struct SoftmaxState {
 };
 
 // Scores of this thread's token relative to the origins, in base-2 logarithm units.
-__device__ __forceinline__ void load_scores(u32 source, ptx::SharedAddress scores_free, const SoftmaxState& state, float (&y)[HEADS]) {
+__device__ __forceinline__ void load_scores(u32 source, const SoftmaxState& state, float (&y)[HEADS]) {
   u32 large[2 * HEADS];  // column groups 0 and 1
   u32 small[HEADS];      // column group 2
   ptx::tcgen05_ld_32x32b(source, large);
   ptx::tcgen05_ld_32x32b(source + 2 * HEADS, small);
   ptx::tcgen05_wait_ld(large, small);
-  ptx::tcgen05_fence_before_thread_sync();
-  arrive_warp(scores_free);
   const u64 step = ptx::pack_f32x2(GROUP_STEP, GROUP_STEP);
   const u64 step_squared = ptx::pack_f32x2(GROUP_STEP * GROUP_STEP, GROUP_STEP * GROUP_STEP);
 #pragma unroll
@@ -83,7 +81,6 @@ __device__ __forceinline__ void rescale_output(u32 output, const float (&factor)
   }
   ptx::tcgen05_st_32x32b(output, values);
   ptx::tcgen05_wait_st();
-  ptx::tcgen05_fence_before_thread_sync();
 }
 
 // Moves the origins up to the largest scores of this page, over all four warps, and y, sums and accumulator with them.
@@ -199,7 +196,7 @@ __device__ __forceinline__ void softmax_role(Shared& shared, const Schedule& sch
       ptx::mbarrier_wait_parity(buffer.scores_full(), buffer.parity);
       ptx::tcgen05_fence_after_thread_sync();
       float y[HEADS];
-      load_scores(buffer.tensor + TENSOR_SCORES, buffer.scores_free(), state, y);
+      load_scores(buffer.tensor + TENSOR_SCORES, state, y);
       // A select, never a product: what a stale token's NaN scale made of its scores goes no further.
       if (token >= live) {
 #pragma unroll
@@ -220,9 +217,11 @@ __device__ __forceinline__ void softmax_role(Shared& shared, const Schedule& sch
       for (u32 pair = 0; pair < HEADS / 2; ++pair) {
         state.sum[pair] = ptx::add_f32x2(state.sum[pair], ptx::pack_f32x2(y[2 * pair], y[2 * pair + 1]));
       }
-      ptx::mbarrier_wait_parity(buffer.output_done(), buffer.parity ^ 1);
+      // The buffer is free: these scores were complete after the output of two pages before, whose MMAs went out earlier.
       store_weights(weights + buffer.index() * WEIGHTS_BYTES, y);
       ptx::fence_proxy_async_shared_cta();
+      // Also says that this page's scores have been read and that a moved accumulator is back.
+      ptx::tcgen05_fence_before_thread_sync();
       arrive_warp(buffer.weights_full());
     }
     arrive_warp(shared.selection_free[slot.index]);

@@ -140,16 +140,14 @@ __device__ __forceinline__ void value_role(Shared& shared, const Schedule& sched
       if (live < PAGE_TOKENS) {
         clear_stale_scales(stage, live);
       }
-      // The score MMA that read these scale columns before is the one whose scores this barrier announces.
-      ptx::mbarrier_wait_parity(buffer.scores_full(), buffer.parity ^ 1);
+      // The page that had the buffer before is through both MMAs, which execute in the order of their issue.
+      ptx::mbarrier_wait_parity(buffer.output_done(), buffer.parity ^ 1);
       ptx::tcgen05_fence_after_thread_sync();
       move_key_scales(stage, buffer.tensor + TENSOR_KEY_SCALES, warp, lane);
       ptx::tcgen05_wait_st();
       ptx::tcgen05_fence_before_thread_sync();
       arrive_warp(buffer.key_scales_full());
 
-      ptx::mbarrier_wait_parity(buffer.output_done(), buffer.parity ^ 1);
-      ptx::tcgen05_fence_after_thread_sync();
       transpose_values(stage, buffer.tensor + TENSOR_VALUES, where);
       ptx::tcgen05_wait_st();
       ptx::tcgen05_fence_before_thread_sync();
