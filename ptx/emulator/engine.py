@@ -261,7 +261,9 @@ def run(F, P, V, W, FR, RC, RS, C, B, A, G, T, VC, VF, VP, K, BV, SK, SV, N, OUT
         pc, mask, base = FR[slot, f, FR_PC], FR[slot, f, FR_MASK], FR[slot, f, FR_BASE]
         record = FR[slot, f, FR_RECORD]
         meet = RC[slot, record, RC_PC] if record >= 0 else -1
-        quantum = 1 + next_random(G) % G[G_QUANTUM]
+        # Mostly long slices, which keep a warp's registers in cache; every fourth is short, for fine interleavings.
+        quantum = next_random(G)
+        quantum = 1 + (quantum >> 2) % (16 if quantum & 3 == 0 else G[G_QUANTUM])
         begin_pc = pc
         executed = 0
         reason = -1

@@ -382,7 +382,7 @@ class Machine:
         G = self.G = np.zeros(L.G_COLUMNS, np.int64)
         checks = self.checks
         G[L.G_SLOTS] = self.warp_slots
-        G[L.G_QUANTUM] = 48 if self.schedule == "random" else 256
+        G[L.G_QUANTUM] = 400
         G[L.G_BUDGET] = _FOREVER
         G[L.G_LIMIT] = limit
         G[L.G_CHECK_RACES], G[L.G_CHECK_SHARED_RACES] = checks.races, checks.shared_races

@@ -8,10 +8,10 @@ import numpy as np
 
 from . import layout as L
 from . import pool
-from .bitcast import U0, load64
+from .bitcast import U0, load8, load64, store8
 from .clocks import K_EPOCH, K_START
 from .jit import compiled
-from .lanes_memory import fault, touch_global, touch_shared, unordered
+from .lanes_memory import fault, find_allocation, touch_global, touch_shared, unordered
 
 _GUARD = 1 << 16
 _ALIGN = 512
@@ -27,7 +27,8 @@ class Memory:
     def __init__(self) -> None:
         self.next = L.GLOBAL_WINDOW
         self.next_const = L.CONST_WINDOW
-        self.rows: list[tuple[int, int, int, bool]] = []  # begin, end, host pointer, read only
+        self.rows: list[tuple[int, int, int, bool]] = []  # begin, end, host pointer, read only; by begin
+        self.begins: list[int] = []
         self.names: list[str] = []
         self.kept: list[object] = []
         self.shadow: dict[int, tuple[np.ndarray, np.ndarray]] = {}
@@ -54,10 +55,17 @@ class Memory:
             self.next = -(-(begin + max(size, 1) + _GUARD) // _ALIGN) * _ALIGN
         else:
             begin = window
-        at = bisect.bisect([row[0] for row in self.rows], begin)
+        at = bisect.bisect(self.begins, begin)
         self.rows.insert(at, (begin, begin + size, host, read_only))
         self.names.insert(at, name)
+        self.begins.insert(at, begin)
         return begin
+
+    def remove(self, begin: int) -> None:
+        """Take out the allocation that begins at an address, if there is one."""
+        if begin in self.begins:
+            at = self.begins.index(begin)
+            del self.rows[at], self.names[at], self.begins[at]
 
     def new(self, size: int, name: str, align: int = _ALIGN, window: int | None = None, read_only: bool = False):
         """A fresh zeroed allocation: (address, its bytes)."""
@@ -73,7 +81,7 @@ class Memory:
 
     def find(self, address: int) -> int:
         """Index of the allocation that holds the address, -1 if none."""
-        at = bisect.bisect_right([row[0] for row in self.rows], address) - 1
+        at = bisect.bisect_right(self.begins, address) - 1
         return at if at >= 0 and address < self.rows[at][1] else -1
 
     def view(self, address: int, size: int) -> np.ndarray:
@@ -89,7 +97,7 @@ class Memory:
         at = self.find(address)
         if at >= 0:
             return f"{self.names[at]} + {address - self.rows[at][0]}"
-        near = bisect.bisect_right([row[0] for row in self.rows], address) - 1
+        near = bisect.bisect_right(self.begins, address) - 1
         if near >= 0 and address - self.rows[near][1] < _GUARD:
             begin, end = self.rows[near][:2]
             return f"{address - end} bytes past the end of {self.names[near]} ({end - begin} bytes)"
@@ -229,6 +237,37 @@ def touch_many(C, VC, K, OUT, cta, offsets, size, slot, pc, reads, writes):
         code = touch_shared(C, VC, K, OUT, cta, offsets[k], size, slot, pc, reads, writes, False, 0)
         if code:
             return code
+    return 0
+
+
+@compiled
+def move_global(A, VC, K, OUT, addresses, data, slot, pc, writes, races, asynchronous, generic_slots):
+    """Copy pieces between `data` [n, size] and global addresses. On a fault OUT_LANE is the piece; earlier ones moved."""
+    size = data.shape[1]
+    for k in range(addresses.shape[0]):
+        address = addresses[k]
+        allocation = find_allocation(A, address)
+        OUT[L.OUT_LANE] = k
+        if allocation < 0 or address + np.uint64(size) > np.uint64(A[allocation, L.A_END]):
+            return L.F_BOUNDS
+        if writes and A[allocation, L.A_FLAGS] & L.A_READ_ONLY:
+            return L.F_READ_ONLY
+        at = np.int64(address) - A[allocation, L.A_BEGIN]
+        if races and A[allocation, L.A_WRITE] != 0:
+            code = 0
+            if asynchronous:
+                code = unproxied_global(A, VC, K, OUT, allocation, at, size, slot, generic_slots)
+            if code == 0:
+                code = touch_global(A, VC, K, OUT, allocation, at, size, slot, pc, not writes, writes, False, 0)
+            if code:
+                OUT[L.OUT_LANE] = k
+                return code
+        host = np.uint64(A[allocation, L.A_HOST] + at)
+        for i in range(size):
+            if writes:
+                store8(host + np.uint64(i), np.uint64(data[k, i]))
+            else:
+                data[k, i] = np.uint8(load8(host + np.uint64(i)))
     return 0
 
 
@@ -410,9 +449,23 @@ class Access:
 
     def gather_global(self, agent, addresses, size: int) -> np.ndarray:
         """uint8 [n, size] at n global addresses."""
-        return np.stack([self.read_global(agent, int(a), size) for a in addresses]) if len(addresses) else np.zeros(
-            (0, size), np.uint8)
+        data = np.zeros((len(addresses), size), np.uint8)
+        self._move_global(agent, addresses, data, False)
+        return data
 
     def scatter_global(self, agent, addresses, data) -> None:
-        for address, piece in zip(addresses, np.asarray(data, np.uint8)):
-            self.write_global(agent, int(address), piece)
+        """Write uint8 [n, size] at n global addresses, in order."""
+        self._move_global(agent, addresses, np.ascontiguousarray(data, np.uint8), True)
+
+    def _move_global(self, agent, addresses, data: np.ndarray, writes: bool) -> None:
+        machine, clocks = self.machine, self.machine.clocks
+        addresses = np.ascontiguousarray(addresses).astype(np.uint64)
+        asynchronous = agent.proxy == "async" and machine.checks.async_rules
+        code = move_global(machine.A, clocks.VC, clocks.K, self.out, addresses, data, agent.slot, agent.pc, writes,
+                           machine.checks.races, asynchronous, machine.generic_slots)
+        if code == 0:
+            return
+        # The checks of one piece say in words what is wrong.
+        at = int(self.out[L.OUT_LANE])
+        self._check_global(agent, int(addresses[at]), data.shape[1], writes)
+        raise AssertionError(f"fault {code} at piece {at} without an explanation")

@@ -215,8 +215,7 @@ class Module:
             data[offset : offset + len(value)] = value
         buffer = np.frombuffer(bytes(data), np.uint8).copy()
         memory.kept.append(buffer)
-        memory.rows = [row for row in memory.rows if row[0] != L.PARAMETER_WINDOW]
-        memory.names = [name for name in memory.names if name != "kernel parameters"]
+        memory.remove(L.PARAMETER_WINDOW)
         memory.place(buffer.ctypes.data, len(buffer), "kernel parameters", True, L.PARAMETER_WINDOW)
         return bytes(data)
 
