@@ -7,9 +7,8 @@ One kernel family on `mma.sync` serves compute capability 8.0 and up. A configur
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-
 
 import numpy as np
 
@@ -21,11 +20,13 @@ from .program import Bound, Plan
 __all__ = ["Configuration", "PortableProgram", "choose_configuration", "exact_arch", "source"]
 
 SPLITS = (1, 2, 4, 8)
-"""Split factors that `splits=` accepts."""
+"""Split factors that `splits=` accepts; the automatic choice also knows 16."""
 
 _KERNEL = Path(__file__).parent / "kernels" / "portable.cu"
-_WARPS_PER_SLOT = 4
-_THREADS = 32
+_HEADS = 16
+_TABLE_BYTES = 64 * 1024
+_RING_BYTES = 9216
+_LARGE_SHARED_BYTES = 227 * 1024
 
 
 @dataclass(frozen=True)
@@ -33,33 +34,65 @@ class Configuration:
     """What one compiled instance of the kernel is specialised for."""
 
     page_slots: int
-    """Pages that a CTA decodes side by side, four warps each."""
+    """Pages of an item that a CTA decodes side by side."""
     splits: int
     """CTAs that share the pages of one item."""
     cluster_merge: bool
     """The CTAs of an item form a cluster and merge through distributed shared memory; else through a workspace."""
     ids_per_lane: int
     """Selected ids that each lane of a warp holds: 1 for a top-k up to 32, 2 up to 64."""
+    item_slots: int = 1
+    """Items that a CTA works on side by side."""
+    warps_per_page: int = 4
+    """4 warps of 32 tokens or 8 of 16."""
+    table: bool = False
+    """Part of the codes is decoded by a table in shared memory."""
+    cooperative: bool = False
+    """The warps of a page share their probabilities and divide the value dims, instead of merging their sums."""
+
+    @property
+    def item_warps(self) -> int:
+        """Warps of a CTA that share an item."""
+        return self.page_slots * self.warps_per_page
 
     @property
     def block(self) -> int:
-        return self.page_slots * _WARPS_PER_SLOT * _THREADS
+        """Threads of a CTA."""
+        return 32 * self.item_slots * self.item_warps
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of one CTA, bytes; `kernels/portable.cu` lays it out and asserts the same sum."""
-        warps = self.page_slots * _WARPS_PER_SLOT
-        return 9344 * warps + 4096 + 1152 * self.ids_per_lane + 192 + (8320 if self.cluster_merge else 0)
+        """Dynamic shared memory of one CTA, bytes; `kernels/portable_plan.cuh` lays out the same sum."""
+        max_topk = 32 * self.ids_per_lane
+        slot = 8 * 512 + max_topk * 4 + _HEADS * 8 + 64  # queries, visible tokens, scales, barrier and item
+        if self.table:  # sources and statistics lie in the table's gaps, as far apart as the slots
+            slot = -(-slot // 256) * 256
+        else:
+            slot += max_topk * 32 + (_HEADS * 16 + 8 * 512 if self.cooperative else self.item_warps * 128)
+        inbox = _HEADS * (128 * 4 + 8) if self.cluster_merge else 0
+        return (
+            (_TABLE_BYTES if self.table else 0)
+            + self.item_slots * (self.item_warps * _RING_BYTES + slot)
+            + inbox
+        )
 
     @property
     def constants(self) -> str:
         """The `constexpr` lines that specialise the kernel."""
-        return (
-            f"constexpr int kPageSlots = {self.page_slots};\n"
-            f"constexpr int kSplits = {self.splits};\n"
-            f"constexpr bool kClusterMerge = {'true' if self.cluster_merge else 'false'};\n"
-            f"constexpr int kIdsPerLane = {self.ids_per_lane};\n"
+        numbers = {
+            "kItemSlots": self.item_slots, "kWarpsPerPage": self.warps_per_page, "kPageSlots": self.page_slots,
+            "kSplits": self.splits, "kIdsPerLane": self.ids_per_lane,
+        }
+        flags = {"kClusterMerge": self.cluster_merge, "kTable": self.table, "kCooperative": self.cooperative}
+        return "".join(f"constexpr int {name} = {value};\n" for name, value in numbers.items()) + "".join(
+            f"constexpr bool {name} = {str(value).lower()};\n" for name, value in flags.items()
         )
+
+    def ctas(self, items: int, multiprocessors: int) -> int:
+        """Grid size. With item slots, items are spread over the multiprocessors before the slots fill up."""
+        if self.item_slots == 1:
+            return items * self.splits
+        return max(-(-items // self.item_slots), min(items, multiprocessors))
 
     def workspace_bytes(self, problem: Problem) -> int:
         """Float32 partials [items, splits, group, 128] and their (maximum, sum) pairs."""
@@ -69,38 +102,51 @@ class Configuration:
 
 
 def choose_configuration(problem: Problem, device: DeviceFacts, splits: int | None = None) -> Configuration:
-    """Fill the device: side-by-side pages and splits grow as items get fewer than multiprocessors.
+    """Fill the device: slots and splits grow as items get fewer than multiprocessors.
 
-    A fixed `splits` also fixes the page slots, so that the order of a row's sums, and with it the row's bits, depends
-    on `splits` and the top-k alone. Raises ValueError for a factor that is not served.
+    A fixed `splits` fixes everything else, so that the order of a row's sums, and with it the row's bits, depends on
+    `splits`, the top-k and the device alone. Raises ValueError for a factor that is not served.
     """
     pages = max(problem.pages_per_item, 1)
+    ids_per_lane = 1 if problem.topk <= 32 else 2
+    # Elsewhere the table variants need more registers than 16 warps leave, or more shared memory than there is.
+    roomy = device.compute_capability[0] == 9 and device.shared_bytes_per_block >= _LARGE_SHARED_BYTES
     if splits is not None:
         if splits not in SPLITS:
             raise ValueError(f"splits is {splits}; backend 'portable' accepts {', '.join(map(str, SPLITS))}")
-        slots = 1
-    else:
-        slots, splits = _fill(problem.items, device.multiprocessors)
-        splits = min(splits, _power_of_two_at_least(-(-pages // slots)))
-        slots = min(slots, _power_of_two_at_least(pages))
-    return Configuration(
-        page_slots=slots,
-        splits=splits,
-        cluster_merge=splits > 1 and device.clusters,
-        ids_per_lane=1 if problem.topk <= 32 else 2,
-    )
+        if splits == 1 and roomy:
+            return Configuration(1, 1, False, ids_per_lane, item_slots=4, table=True)
+        return Configuration(1, splits, splits > 1 and device.clusters, ids_per_lane)
+    choice = _fill(problem.items, pages, device.multiprocessors, roomy, device.compute_capability)
+    return replace(choice, ids_per_lane=ids_per_lane, cluster_merge=choice.splits > 1 and device.clusters)
 
 
-def _fill(items: int, multiprocessors: int) -> tuple[int, int]:
+def _fill(items: int, pages: int, multiprocessors: int, roomy: bool, capability: tuple[int, int]) -> Configuration:
+    """The crossovers were measured on an H200 (docs/portable.md); other parts scale with their multiprocessors."""
+
+    def slots(most: int) -> int:
+        return min(most, _power_of_two_at_least(pages))
+
+    def parts(most: int, side_by_side: int = 1) -> int:
+        return min(most, _power_of_two_at_least(-(-pages // side_by_side)))
+
     if items > 2 * multiprocessors:
-        return 1, 1
+        return Configuration(1, 1, False, 1, item_slots=4, table=True) if roomy else Configuration(1, 1, False, 1)
+    if items > multiprocessors:
+        page_slots = slots(2)
+        if roomy:
+            return Configuration(page_slots, 1, False, 1, item_slots=4 // page_slots, table=True)
+        return Configuration(page_slots, 1, False, 1)
     if items > multiprocessors // 2:
-        return 2, 1
+        return Configuration(slots(4), 1, False, 1, table=True) if roomy else Configuration(slots(2), 1, False, 1)
     if items > multiprocessors // 4:
-        return 2, 2
+        page_slots = slots(2)
+        return Configuration(page_slots, parts(2, page_slots), False, 1, warps_per_page=8 if roomy else 4)
     if items > multiprocessors // 8:
-        return 1, 4
-    return 1, 8
+        return Configuration(1, parts(8), False, 1)
+    # A cluster of 16 is beyond what every part of an architecture can schedule; whole parts of 9.0 can.
+    most = 16 if capability == (9, 0) and multiprocessors >= 128 and items <= 8 else 8
+    return Configuration(1, parts(most), False, 1, cooperative=True)
 
 
 def _power_of_two_at_least(number: int) -> int:
@@ -149,7 +195,9 @@ class PortableProgram:
             splits=configuration.splits,
             workspace_bytes=configuration.workspace_bytes(problem),
             description=(
-                f"portable({exact_arch(device.compute_capability)}, page_slots={configuration.page_slots}"
+                f"portable({exact_arch(device.compute_capability)}, item_slots={configuration.item_slots}, "
+                f"page_slots={configuration.page_slots}, warps_per_page={configuration.warps_per_page}"
+                f"{', table' if configuration.table else ''}{', cooperative' if configuration.cooperative else ''}"
                 f"{f', merge={merge}' if configuration.splits > 1 else ''})"
             ),
             configuration=configuration,
@@ -166,7 +214,7 @@ class PortableProgram:
         arguments = kernel_arguments(call, workspace.pointer if workspace is not None else 0)
         geometries = {
             "msa_decode": Geometry(
-                grid=items * configuration.splits,
+                grid=configuration.ctas(items, device.multiprocessors),
                 block=configuration.block,
                 cluster=configuration.splits if configuration.cluster_merge else 1,
                 shared_bytes=configuration.shared_bytes,

@@ -26,12 +26,12 @@ SHARED_BYTES_PER_BLOCK = {
 def portable_configurations(arch: str) -> list[Configuration]:
     """Every configuration that the choice can come to on a part of this architecture."""
     capability = divmod(int("".join(filter(str.isdigit, arch))), 10)
-    facts = DeviceFacts(0, arch, capability, 64, SHARED_BYTES_PER_BLOCK[arch], 0, capability[0] >= 9)
+    facts = DeviceFacts(0, arch, capability, 132, SHARED_BYTES_PER_BLOCK[arch], 0, capability[0] >= 9)
     return sorted(
         {
             choose_configuration(Problem(batch, 1, 16, 1, topk, max_pages, num_pages=1), facts, splits)
             for batch, topk, max_pages, splits in itertools.product(
-                (1, 8, 16, 32, 64, 128, 129), (16, 64), (1, 2, 3, 4, 8, 16, 64), (None, *SPLITS)
+                (1, 8, 16, 17, 33, 64, 67, 132, 133, 264, 265), (16, 64), (1, 2, 3, 4, 8, 16, 64), (None, *SPLITS)
             )
         },
         key=repr,
@@ -41,7 +41,7 @@ def portable_configurations(arch: str) -> list[Configuration]:
 @pytest.mark.parametrize("arch", SHARED_BYTES_PER_BLOCK)
 def test_portable_program_fits_every_part(arch):
     configurations = portable_configurations(arch)
-    assert {c.splits for c in configurations} == set(SPLITS)
+    assert {c.splits for c in configurations} >= set(SPLITS)
     for configuration in configurations:
         resources = compile_cubin(source(configuration), arch, name="portable.cu", use_cache=False).resources()
         entries = {"msa_decode"}

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msa_cudacore import msa_nvfp4_decode_workspace_size
-from msa_cudacore.contract import Problem
+from msa_cudacore.cases import random_case
+from msa_cudacore.contract import Problem, validate
 from msa_cudacore.launch import device as device_module
 from msa_cudacore.launch.device import DeviceFacts
-from msa_cudacore.portable import SPLITS, PortableProgram, choose_configuration, exact_arch
+from msa_cudacore.portable import SPLITS, PortableProgram, choose_configuration, exact_arch, kernel_arguments
 
 
 def device(capability=(9, 0), multiprocessors=132) -> DeviceFacts:
@@ -54,15 +55,52 @@ def test_every_configuration_fits_its_device(
     facts = device(capability, multiprocessors)
     chosen = choose_configuration(problem(batch, seqlen_q, hkv, group, topk, max_pages), facts, splits)
     assert chosen.shared_bytes <= facts.shared_bytes_per_block
-    assert chosen.splits in SPLITS and (splits is None or chosen.splits == splits)
+    assert chosen.splits in (*SPLITS, 16) and (splits is None or chosen.splits == splits)
+    assert chosen.splits < 16 or facts.clusters
     assert 32 * chosen.ids_per_lane >= topk
     assert chosen.cluster_merge == (chosen.splits > 1 and facts.clusters)
-    assert chosen.block <= 1024
+    assert chosen.block <= 512
+    items = batch * seqlen_q * hkv
+    ctas = chosen.ctas(items, multiprocessors)
+    # Item slot s of CTA c takes item c + s * ctas: every item is taken, and no CTA is without one.
+    assert ctas * chosen.item_slots >= items * chosen.splits and ctas <= items * chosen.splits
 
 
 @given(batch=st.integers(1, 300), other=st.integers(1, 300), splits=st.sampled_from(SPLITS))
 def test_a_fixed_split_fixes_the_configuration(batch, other, splits):
     assert choose_configuration(problem(batch), device(), splits) == choose_configuration(problem(other), device(), splits)
+
+
+@given(batch=st.integers(1, 300), max_pages=st.integers(0, 100), splits=st.sampled_from(SPLITS))
+def test_a_fixed_split_has_one_page_slot(batch, max_pages, splits):
+    """So that a row's sums are taken in the same order whatever the width of the page table."""
+    assert choose_configuration(problem(batch, max_pages=max_pages), device(), splits).page_slots == 1
+
+
+def test_kernel_arguments_stand_in_the_order_of_the_parameters(rng):
+    """Pointers, workspace, byte strides, sizes, scales, as `Params` of kernels/portable.cu lists them."""
+    case = random_case(rng, layout="separate", group=3, num_kv_heads=2, batch=3, seqlen_q=2, topk=5, strided_inputs=True)
+    out, lse = np.zeros((6, 9, 128), case.q.dtype)[:, 1:7], np.zeros((6, 8), np.float32)[:, :6]
+    call = validate(**case.arguments(), out=out, lse=lse, bf16_as_uint16=False)
+    arrays = [case.q, case.k, case.v, case.k_scale, case.v_scale, case.q2k_indices, case.page_table, case.seqused_k, out, lse]
+    strides = [
+        *case.k.strides[:2], *case.v.strides[:2], *case.k_scale.strides[:2], *case.v_scale.strides[:2], *case.q.strides[:2],
+        *case.q2k_indices.strides, *case.page_table.strides, *case.seqused_k.strides, *out.strides[:2], *lse.strides,
+    ]
+    dims = zip([a.shape for a in (case.k, case.v, case.k_scale, case.v_scale, case.q)], range(5))
+    sizes = [n for shape, _ in dims for n in shape[:2]]
+    sizes += [*case.q2k_indices.shape, *case.page_table.shape, *case.seqused_k.shape, *out.shape[:2], *lse.shape]
+    strides = [0 if size == 1 else stride for size, stride in zip(sizes, strides, strict=True)]
+    softmax_scale = 128**-0.5 if case.softmax_scale is None else case.softmax_scale
+    expected = [
+        *(np.uint64(a.ctypes.data) for a in arrays), np.uint64(77), *map(np.int64, strides),
+        *map(np.int32, (3, 2, 2, 3, 5, case.page_table.shape[1], case.k.shape[0])),
+        np.float32(softmax_scale * case.k_global_scale * np.log2(np.e)), np.float32(case.v_global_scale),
+    ]
+    given = kernel_arguments(call, 77)
+    assert [type(a) for a in given] == [type(a) for a in expected]
+    np.testing.assert_allclose(given[-2], expected[-2], rtol=1e-6)
+    assert given[:-2] == expected[:-2] and given[-1] == expected[-1]
 
 
 @pytest.mark.parametrize("splits", [3, 5, 16, 64])

@@ -1,8 +1,9 @@
 // NVFP4 to binary16 in registers: eight E2M1 codes, and pairs of E4M3 block scales.
 //
-// An E2M1 code s|e1 e0 m put into bits 15 and 11..9 of a binary16 word is the code's value times 2^-14, exactly: the
-// two exponent bits are binary16's lowest two, and E2M1's subnormal 0.5 is a binary16 subnormal. The product with an
-// E4M3 scale has at most 6 significant bits and is a multiple of 2^-24, so it is exact in binary16 too.
+// An E2M1 code s|e1 e0 m put into bits 15 and 11..9 of a binary16 word is the code's value times 2^-14,
+// exactly: the two exponent bits are binary16's lowest two, and E2M1's subnormal 0.5 is a binary16 subnormal.
+// The product with an E4M3 scale has at most 6 significant bits and is a multiple of 2^-24, so it is exact in
+// binary16 too.
 #pragma once
 #include "arithmetic.cuh"
 #include "convert.cuh"
@@ -10,8 +11,8 @@
 
 constexpr float kCodeUnit = 16384.0f;  // what a decoded value must be multiplied by
 
-// Eight codes of a word to four pairs: pairs[0] low nibbles of bytes 0, 1; pairs[1] low nibbles of bytes 2, 3;
-// pairs[2], pairs[3] the high nibbles of the same bytes.
+// Eight codes of a word to four pairs: pairs[0] low nibbles of bytes 0, 1; pairs[1] low nibbles of bytes 2,
+// 3; pairs[2], pairs[3] the high nibbles of the same bytes.
 __device__ __forceinline__ void decode_e2m1(u32 codes, u32 (&pairs)[4]) {
   const u32 high = (codes & 0x80808080u) | ((codes >> 3) & 0x0E0E0E0Eu);
   const u32 low = ((codes << 4) & 0x80808080u) | ((codes << 1) & 0x0E0E0E0Eu);
@@ -21,6 +22,17 @@ __device__ __forceinline__ void decode_e2m1(u32 codes, u32 (&pairs)[4]) {
   pairs[3] = __byte_perm(high, 0, 0x3424);
 }
 
+// Four codes of one token in the lower half of a word and of the next token in the upper half: pairs[i] has
+// code i of both.
+__device__ __forceinline__ void decode_e2m1_columns(u32 codes, u32 (&pairs)[4]) {
+  const u32 high = (codes & 0x80808080u) | ((codes >> 3) & 0x0E0E0E0Eu);
+  const u32 low = ((codes << 4) & 0x80808080u) | ((codes << 1) & 0x0E0E0E0Eu);
+  pairs[0] = __byte_perm(low, 0, 0x2404);
+  pairs[1] = __byte_perm(high, 0, 0x2404);
+  pairs[2] = __byte_perm(low, 0, 0x3414);
+  pairs[3] = __byte_perm(high, 0, 0x3414);
+}
+
 // Two E4M3 scales (lower byte first) to a binary16 pair, exactly. Without the conversion instruction (before
 // compute capability 8.9) a NaN scale becomes 480: live tokens hold none, and dead ones never reach a result.
 __device__ __forceinline__ u32 decode_scales(u32 two_bytes) {
@@ -28,8 +40,9 @@ __device__ __forceinline__ u32 decode_scales(u32 two_bytes) {
   return ptx::cvt_rn_f16x2_e4m3x2(static_cast<u16>(two_bytes));
 #else
   const u32 spread = __byte_perm(two_bytes, 0, 0x1404);
-  const u32 scaled = (spread & 0x80008000u) | ((spread >> 1) & 0x3F803F80u);  // exponent bias 15 instead of 7: times 2^-8
-  return ptx::mul_rn_f16x2(scaled, 0x5C005C00u);                              // times 256
+  const u32 scaled =
+      (spread & 0x80008000u) | ((spread >> 1) & 0x3F803F80u);  // exponent bias 15 instead of 7: times 2^-8
+  return ptx::mul_rn_f16x2(scaled, 0x5C005C00u);               // times 256
 #endif
 }
 

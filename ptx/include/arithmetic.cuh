@@ -11,6 +11,13 @@ __device__ __forceinline__ u32 mul_rn_f16x2(u32 a, u32 b) {
   return d;
 }
 
+// max.f16x2 d, a, b;  PTX ISA 7.0, sm_80. The other operand where one is NaN.
+__device__ __forceinline__ u32 max_f16x2(u32 a, u32 b) {
+  u32 d;
+  asm("max.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+
 // ex2.approx.ftz.f32 d, a;  PTX ISA 1.4. Relative error below 2^-22; exact for integers, 0 for -inf, +inf for large a.
 __device__ __forceinline__ float ex2_approx_ftz_f32(float a) {
   float d;

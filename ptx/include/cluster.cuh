@@ -28,6 +28,12 @@ __device__ __forceinline__ void barrier_cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 
+// barrier.cluster.arrive.relaxed.aligned;  PTX ISA 8.0, sm_90.
+// As above without ordering any memory access: cheap, for a rendezvous whose data a fence has made visible already.
+__device__ __forceinline__ void barrier_cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+
 // barrier.cluster.wait.acquire.aligned;  PTX ISA 7.8, sm_90.
 // Waits until all threads of the cluster have arrived or exited.
 __device__ __forceinline__ void barrier_cluster_wait() {

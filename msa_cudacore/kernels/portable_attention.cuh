@@ -1,0 +1,310 @@
+// The page loop's work: a warp's part of a page from global memory to its accumulators.
+#pragma once
+#include "cp_async.cuh"
+#include "mma_sync.cuh"
+#include "nvfp4.cuh"
+#include "portable_plan.cuh"
+#include "portable_prologue.cuh"
+
+// Below every logit that bounded_scale lets through: 2^(score * scale - origin) is then infinite.
+constexpr float kNoOrigin = -3.0e38f;
+constexpr float kNoReference = -1.0e30f;  // below every score
+// From here on the rounding of an origin would show in P: the row is kept relative to a score, see
+// move_origins.
+constexpr float kFarLogit = 1048576.0f;
+// A new origin puts the largest P at 2^11, well above binary16's subnormals, so that keys up to 25 binades
+// below it keep their precision; scores may grow by four binades before the next one.
+constexpr float kHeadroom = -11.0f;
+constexpr float kLargestExponent = 15.0f;
+constexpr u32 kOnes = 0x3C003C00u;
+
+// ---- Ring
+// ----------------------------------------------------------------------------------------------------------
+
+// Where a lane's copies land: keys and scales in the pool's order, at the lane's 16 bytes of every 512;
+// values with address bit 6 ^= token bit 1 and bit 5 ^= token bit 2, so that accumulate_values meets no bank
+// conflict.
+struct RingLanes {
+  u32 linear, values;
+};
+
+__device__ __forceinline__ RingLanes ring_lanes(SharedAddress ring, u32 lane) {
+  return {ring + lane * 16,
+          ring + kStageValues + ((lane * 16) ^ (((lane >> 3) & 1) << 6) ^ (((lane >> 4) & 1) << 5))};
+}
+
+// Lane-dependent offsets into the sources of a page.
+struct SourceLanes {
+  u32 codes, scales;  // bytes
+  bool brings_scales, key_scales;
+};
+
+__device__ __forceinline__ SourceLanes source_lanes(u32 lane16, u32 part) {
+  return {lane16 + part * kPartCodes, (lane16 & (kPartScales - 1)) + part * kPartScales,
+          lane16 < 2 * kPartScales, lane16 < kPartScales};
+}
+
+// Starts the copies of a warp's part of a page; the pointers are this lane's.
+__device__ __forceinline__ void request_part(const RingLanes& to, u32 stage, const u8* keys, const u8* values,
+                                             const u8* scales, bool brings_scales) {
+#pragma unroll
+  for (u32 i = 0; i < kPartCodes; i += 512) ptx::cp_async_cg_16(to.linear + stage + i, keys + i);
+  if (kPartScales == 256 || brings_scales) ptx::cp_async_cg_16(to.linear + stage + kStageKeyScales, scales);
+#pragma unroll
+  for (u32 i = 0; i < kPartCodes; i += 512) ptx::cp_async_cg_16(to.values + stage + i, values + i);
+}
+
+__device__ __forceinline__ void request_page(const RingLanes& to, u32 stage, const PageSources& from,
+                                             const SourceLanes& lanes) {
+  request_part(to, stage, from.keys + lanes.codes, from.values + lanes.codes,
+               (lanes.key_scales ? from.key_scales : from.value_scales) + lanes.scales, lanes.brings_scales);
+}
+
+__device__ __forceinline__ void request_listed(const RingLanes& to, u32 stage, const SlotAddresses& slot,
+                                               u32 rank, const SourceLanes& lanes) {
+  const SharedAddress at = slot.sources(rank);
+  const ulonglong2 codes = ptx::ld_shared_v2_u64(at);
+  const u64 scales = ptx::ld_shared_u64(at + (lanes.key_scales ? 16 : 24));
+  request_part(to, stage, reinterpret_cast<const u8*>(codes.x + lanes.codes),
+               reinterpret_cast<const u8*>(codes.y + lanes.codes),
+               reinterpret_cast<const u8*>(scales + lanes.scales), lanes.brings_scales);
+}
+
+// ---- Table
+// ---------------------------------------------------------------------------------------------------------
+
+// Entry of a byte: its two codes as a binary16 pair (times 2^-14), once for each bank.
+__device__ __forceinline__ void fill_table(SharedAddress table, int thread) {
+  for (int i = thread; i < 256 * 8; i += kThreads) {
+    const u32 byte = i >> 3;
+    u32 pairs[4];
+    decode_e2m1(byte, pairs);
+    const float entry = __uint_as_float((pairs[0] & 0xFFFFu) | (pairs[2] << 16));
+    ptx::st_shared_v4_f32(table + byte * 256 + (i & 7) * 16, entry, entry, entry, entry);
+  }
+}
+
+// lane4: 4 * lane, so that every lane reads its own bank.
+__device__ __forceinline__ u32 look_up(SharedAddress table, u32 word, int byte, u32 lane4) {
+  return ptx::ld_shared_u32(table + __byte_perm(word, lane4, 0x5504 | (byte << 4)));
+}
+
+// ---- Attention
+// -----------------------------------------------------------------------------------------------------
+
+// Lane 4*g + t holds rows g and g + 8. out[o] has dims 32*t + o and 32*t + 16 + o of either row.
+struct WarpState {
+  float out[16][4];
+  float sum[4];  // [0] row g, [2] row g + 8
+  float origin[2];
+};
+
+struct WarpAddresses {
+  SharedAddress ring, values, value_scales, queries, table, scales;
+  SharedAddress references;  // of this warp's rows, 8 bytes apart
+  u32 lane16;
+};
+
+// score[n][i], score[n][2 + i]: token 8*n + 2*t + i, rows g and g + 8.
+__device__ __forceinline__ void score_keys(float (&score)[kTokenTiles][4], const WarpAddresses& at,
+                                           u32 stage) {
+  const SharedAddress keys = at.ring + stage + at.lane16,
+                      key_scales = at.ring + stage + kStageKeyScales + (at.lane16 >> 3);
+#pragma unroll
+  for (int first = 0; first < kTokenTiles; first += kTilesAtOnce) {
+    uint4 codes[kTilesAtOnce];
+    u32 scales[kTilesAtOnce];
+#pragma unroll
+    for (int e = 0; e < kTilesAtOnce; ++e) {
+      codes[e] = ptx::ld_shared_v4_u32(keys + (first + e) * 512);
+      scales[e] = decode_scales(ptx::ld_shared_u16(key_scales + (first + e) * 64));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) score[first + e][i] = 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint4 q0 = ptx::ld_shared_v4_u32(at.queries + at.lane16 + 2 * i * 512);
+      const uint4 q1 = ptx::ld_shared_v4_u32(at.queries + at.lane16 + (2 * i + 1) * 512);
+#pragma unroll
+      for (int e = 0; e < kTilesAtOnce; ++e) {
+        const u32 word = i == 0 ? codes[e].x : i == 1 ? codes[e].y : i == 2 ? codes[e].z : codes[e].w;
+        const u32 scale = i < 2 ? lower_twice(scales[e]) : upper_twice(scales[e]);
+        u32 pairs[4];
+        if constexpr (kTable) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) pairs[j] = look_up(at.table, word, j, at.lane16 >> 2);
+        } else {
+          decode_e2m1(word, pairs);
+        }
+        float (&tile)[4] = score[first + e];
+        ptx::mma_sync_m16n8k16_f32_f16(tile, q0, ptx::mul_rn_f16x2(pairs[0], scale),
+                                       ptx::mul_rn_f16x2(pairs[1], scale));
+        ptx::mma_sync_m16n8k16_f32_f16(tile, q1, ptx::mul_rn_f16x2(pairs[2], scale),
+                                       ptx::mul_rn_f16x2(pairs[3], scale));
+      }
+    }
+  }
+}
+
+// Hides tokens from `visible` on: their scores, and their value scales, whose stale bytes may be NaN.
+__device__ __forceinline__ void hide_tail(float (&score)[kTokenTiles][4], u32 (&value_scales)[kTokenTiles],
+                                          int visible, int t) {
+  const float minus_infinity = __int_as_float(0xFF800000);
+#pragma unroll
+  for (int n = 0; n < kTokenTiles; ++n) {
+    const int live = visible - (8 * n + 2 * t);
+    if (live < 1) score[n][0] = score[n][2] = minus_infinity;
+    if (live < 2) score[n][1] = score[n][3] = minus_infinity;
+    value_scales[n] &= live >= 2 ? 0xFFFFu : live == 1 ? 0x00FFu : 0u;
+  }
+}
+
+// P = 2^(score * scale - origin) as binary16 A fragments, a k-step for two tiles.
+__device__ __forceinline__ void exponentials(uint4 (&p)[kTokenTiles / 2],
+                                             const float (&score)[kTokenTiles][4], const float (&scale)[2],
+                                             const float (&origin)[2]) {
+  auto pair = [&](const float* s, int row) {
+    const float lower = ptx::ex2_approx_ftz_f32(fmaf(s[0], scale[row], -origin[row]));
+    const float upper = ptx::ex2_approx_ftz_f32(fmaf(s[1], scale[row], -origin[row]));
+    return ptx::cvt_rn_f16x2_f32(upper, lower);
+  };
+#pragma unroll
+  for (int u = 0; u < kTokenTiles / 2; ++u)
+    p[u] = make_uint4(pair(score[2 * u], 0), pair(score[2 * u] + 2, 1), pair(score[2 * u + 1], 0),
+                      pair(score[2 * u + 1] + 2, 1));
+}
+
+// The largest of a row's scores in the warp's tokens.
+__device__ __forceinline__ float row_maximum(const float (&score)[kTokenTiles][4], int row) {
+  float largest = fmaxf(score[0][2 * row], score[0][2 * row + 1]);
+#pragma unroll
+  for (int n = 1; n < kTokenTiles; ++n)
+    largest = fmaxf(largest, fmaxf(score[n][2 * row], score[n][2 * row + 1]));
+  largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+  return fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+}
+
+template <typename State>
+__device__ __forceinline__ void scale_sums(State& state, int row, float factor) {
+  state.sum[2 * row] *= factor;
+  state.sum[2 * row + 1] *= factor;
+#pragma unroll
+  for (int o = 0; o < static_cast<int>(sizeof(state.out) / sizeof(state.out[0])); ++o) {
+    state.out[o][2 * row] *= factor;
+    state.out[o][2 * row + 1] *= factor;
+  }
+}
+
+// Moves the origin of each row that has a P of 2^15 or more, and computes P again. A row moves by its own
+// scores alone, so that its bits do not depend on the other heads.
+//
+// A row whose logits are far keeps a reference score instead, P = 2^((score - reference) * scale -
+// kHeadroom), in the warp's place of shared memory. Its origin stays kNoOrigin, which makes every later P
+// infinite and so leads here again.
+__device__ __forceinline__ void move_origins(WarpState& state, uint4 (&p)[kTokenTiles / 2],
+                                             const float (&score)[kTokenTiles][4], const float (&scale)[2],
+                                             SharedAddress references, u32 lane) {
+  float reference[2];
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const float largest = row_maximum(score, row);
+    const SharedAddress at = references + ((lane >> 2) + 8 * row) * 8;
+    reference[row] = ptx::ld_shared_f32(at);
+    if (reference[row] != kNoReference) {
+      if (fmaf(largest - reference[row], scale[row], -kHeadroom) >= kLargestExponent) {
+        scale_sums(state, row, ptx::ex2_approx_ftz_f32((reference[row] - largest) * scale[row]));
+        reference[row] = largest;
+      }
+    } else if (fmaf(largest, scale[row], -state.origin[row]) >= kLargestExponent) {
+      const float origin = fmaf(largest, scale[row], kHeadroom);
+      scale_sums(state, row, ptx::ex2_approx_ftz_f32(state.origin[row] - origin));
+      const bool far = fabsf(origin) >= kFarLogit;
+      state.origin[row] = far ? kNoOrigin : origin;
+      if (far) reference[row] = largest;
+    }
+    __syncwarp();  // the row's four lanes have read
+    if ((lane & 3) == 0) ptx::st_shared_f32(at, reference[row]);
+  }
+  auto one = [&](float s, int row) {
+    const float near = fmaf(s, scale[row], -state.origin[row]);
+    const float far = fmaf(s - reference[row], scale[row], -kHeadroom);
+    return ptx::ex2_approx_ftz_f32(reference[row] == kNoReference ? near : far);
+  };
+  auto pair = [&](const float* s, int row) { return ptx::cvt_rn_f16x2_f32(one(s[1], row), one(s[0], row)); };
+#pragma unroll
+  for (int u = 0; u < kTokenTiles / 2; ++u)
+    p[u] = make_uint4(pair(score[2 * u], 0), pair(score[2 * u] + 2, 1), pair(score[2 * u + 1], 0),
+                      pair(score[2 * u + 1] + 2, 1));
+}
+
+// out += P V. A lane holds the 16 dims of scale group g for the four tokens of its column in a k-step. Pairs
+// that enter an MMA are of two tokens, so codes of two tokens are interleaved first: bytes by arithmetic,
+// nibbles for the table.
+__device__ __forceinline__ void accumulate_values(WarpState& state, const uint4 (&p)[kTokenTiles / 2],
+                                                  const u32 (&value_scales)[kTokenTiles],
+                                                  const WarpAddresses& at, u32 stage) {
+#pragma unroll
+  for (int u = 0; u < kTokenTiles / 2; ++u) {
+    const SharedAddress row = at.values + stage + u * 1024, swapped = (at.values ^ 64) + stage + u * 1024;
+    const uint2 token[4] = {ptx::ld_shared_v2_u32(row), ptx::ld_shared_v2_u32(swapped),
+                            ptx::ld_shared_v2_u32(row + 512), ptx::ld_shared_v2_u32(swapped + 512)};
+    const u32 scale01 = decode_scales(value_scales[2 * u]), scale23 = decode_scales(value_scales[2 * u + 1]);
+    ptx::mma_sync_m16n8k16_f32_f16(state.sum, p[u], kOnes, kOnes);
+#pragma unroll
+    for (int w = 0; w < 2; ++w) {
+      const u32 a = w ? token[0].y : token[0].x, b = w ? token[1].y : token[1].x,
+                c = w ? token[2].y : token[2].x, d = w ? token[3].y : token[3].x;
+      if (2 * u + w < kValueTableWords) {
+        constexpr u32 kLow = 0x0F0F0F0Fu, kHigh = 0xF0F0F0F0u;
+        const u32 first[2] = {(a & kLow) | ((b << 4) & kHigh), ((a >> 4) & kLow) | (b & kHigh)};
+        const u32 second[2] = {(c & kLow) | ((d << 4) & kHigh), ((c >> 4) & kLow) | (d & kHigh)};
+#pragma unroll
+        for (int dim = 0; dim < 8; ++dim) {
+          const u32 pair01 = look_up(at.table, first[dim & 1], dim >> 1, at.lane16 >> 2);
+          const u32 pair23 = look_up(at.table, second[dim & 1], dim >> 1, at.lane16 >> 2);
+          ptx::mma_sync_m16n8k16_f32_f16(state.out[8 * w + dim], p[u], ptx::mul_rn_f16x2(pair01, scale01),
+                                         ptx::mul_rn_f16x2(pair23, scale23));
+        }
+      } else {
+#pragma unroll
+        for (int z = 0; z < 2; ++z) {
+          const u32 order = z ? 0x7351 : 0x6240;  // bytes z and z + 2 of two tokens, tokens innermost
+          u32 first[4], second[4];
+          decode_e2m1(__byte_perm(a, b, order), first);
+          decode_e2m1(__byte_perm(c, d, order), second);
+          const int dims[4] = {8 * w + 2 * z, 8 * w + 2 * z + 4, 8 * w + 2 * z + 1, 8 * w + 2 * z + 5};
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+            ptx::mma_sync_m16n8k16_f32_f16(state.out[dims[i]], p[u], ptx::mul_rn_f16x2(first[i], scale01),
+                                           ptx::mul_rn_f16x2(second[i], scale23));
+        }
+      }
+    }
+  }
+}
+
+// A warp's part of a page that has arrived in the ring; tokens from `visible` on are hidden.
+__device__ __forceinline__ void attend_part(WarpState& state, const WarpAddresses& at, u32 stage,
+                                            int visible) {
+  float score[kTokenTiles][4];
+  score_keys(score, at, stage);
+  u32 value_scales[kTokenTiles];
+#pragma unroll
+  for (int n = 0; n < kTokenTiles; ++n)
+    value_scales[n] = ptx::ld_shared_u16(at.value_scales + stage + n * 64);
+  if (visible < kWarpTokens) hide_tail(score, value_scales, visible, (at.lane16 >> 4) & 3);
+  uint4 p[kTokenTiles / 2];
+  const float scale[2] = {ptx::ld_shared_f32(at.scales + (at.lane16 >> 6) * 8),
+                          ptx::ld_shared_f32(at.scales + (at.lane16 >> 6) * 8 + 64)};
+  exponentials(p, score, scale, state.origin);
+  u32 largest = 0;
+#pragma unroll
+  for (int u = 0; u < kTokenTiles / 2; ++u)
+    largest = ptx::max_f16x2(largest,
+                             ptx::max_f16x2(ptx::max_f16x2(p[u].x, p[u].y), ptx::max_f16x2(p[u].z, p[u].w)));
+  // Either half from 2^15 up to infinity carries into its sign bit; P is never negative.
+  if (__any_sync(~0u, (largest + 0x08000800u) & 0x80008000u)) {
+    move_origins(state, p, score, scale, at.references, at.lane16 >> 4);
+  }
+  accumulate_values(state, p, value_scales, at, stage);
+}

@@ -1,0 +1,151 @@
+// The portable program's plan: specialisation, thread and shared-memory layout, launch arguments.
+//
+// Specialisation is constexpr text in front of the source:
+//   int  kItemSlots     items side by side in a CTA: 1, 2 or 4 (more than 1 only without splits)
+//   int  kWarpsPerPage  4 (32 tokens a warp) or 8 (16 tokens a warp)
+//   int  kPageSlots     pages of an item that a CTA decodes side by side: 1, 2 or 4
+//   int  kSplits        CTAs that share an item: 1, 2, 4, 8 or 16
+//   bool kClusterMerge  the splits of an item are a cluster and merge through distributed shared memory, not
+//   a workspace int  kIdsPerLane    1: top-k up to 32, 2: up to 64 bool kTable         part of the codes is
+//   decoded by a 64 KB table in shared memory bool kCooperative   the four warps of a page share their
+//   probabilities, and each takes a slice of the value dims
+#pragma once
+#include "types.cuh"
+
+using ptx::SharedAddress;
+
+constexpr int kHeadDim = 128;
+constexpr int kPageTokens = 128;
+constexpr int kHeads = 16;  // rows of an MMA tile; heads beyond the group are zero queries
+constexpr int kWarpTokens = kPageTokens / kWarpsPerPage;
+constexpr int kTokenTiles = kWarpTokens / 8;            // columns of score tiles
+constexpr int kItemWarps = kWarpsPerPage * kPageSlots;  // warps that share an item in a CTA
+constexpr int kItemThreads = 32 * kItemWarps;
+constexpr int kWarps = kItemWarps * kItemSlots;
+constexpr int kThreads = 32 * kWarps;
+constexpr int kPageStride = kPageSlots * kSplits;  // pages of an item that are in work at the same time
+constexpr int kMaxTopk = 32 * kIdsPerLane;
+constexpr bool kSplit = kSplits > 1;
+
+// Resident warps on an SM set the register budget: 128 registers where 16 warps fit, and what shared memory
+// leaves room for on the parts with 100 KB (8.6, 8.9, 12.x). Many splits mean few CTAs, which need registers
+// more than company.
+constexpr int kArch = __CUDA_ARCH__;
+constexpr bool kSmallSharedMemory = kArch == 860 || kArch == 890 || kArch >= 1200;
+constexpr bool kRoomy = kSplits >= 4 && kWarps <= 8;
+constexpr int kResidentWarps = kSmallSharedMemory || kRoomy ? 8 : kArch >= 1000 ? 12 : 16;
+constexpr int kResidentCtas = kResidentWarps > kWarps ? kResidentWarps / kWarps : 1;
+
+static_assert(kItemSlots == 1 || kItemSlots == 2 || kItemSlots == 4, "item slots");
+static_assert(kWarpsPerPage == 4 || kWarpsPerPage == 8, "a warp takes 32 or 16 tokens");
+static_assert(kPageSlots == 1 || kPageSlots == 2 || kPageSlots == 4, "page slots");
+static_assert(kWarps <= 16, "128 registers a thread and the ring limit a CTA to 16 warps");
+static_assert(kSplits >= 1 && kSplits <= kHeads && (kSplits & (kSplits - 1)) == 0,
+              "a split owns kHeads / kSplits heads");
+static_assert(!kClusterMerge || kSplit, "one CTA has nothing to merge with");
+static_assert(kItemSlots == 1 || !kSplit, "splits of several items would share barriers");
+static_assert(!kCooperative || (!kTable && kWarps == 4), "cooperation is for a CTA with one page at a time");
+static_assert(kIdsPerLane == 1 || kIdsPerLane == 2, "top-k up to 64");
+
+// Look-ups take load off the integer pipe and put it on the shared-memory pipe: all keys and half of the
+// values balance.
+constexpr int kValueTableWords = kTable ? 2 : 0;  // of a lane's 2 * kTokenTiles / 2 pairs of value words
+constexpr int kTilesAtOnce = kRoomy ? kTokenTiles : 2;
+// Straight-line code for both stages saves address arithmetic; with few pages a CTA, fetching it costs more
+// than it saves.
+constexpr bool kRolledLoop = kSplits >= 4;
+// One page in flight until it has arrived: all CTAs' first pages then come before anybody's second.
+constexpr bool kLateSecondPage = !kSplit;
+
+// A warp's part of a page in the ring: codes of keys and values, then their scales.
+constexpr int kStages = kWarpsPerPage == 4 ? 2 : 4;
+constexpr u32 kPartCodes = kWarpTokens * 64;
+constexpr u32 kPartScales = kWarpTokens * 8;
+constexpr u32 kStageValues = kPartCodes;
+constexpr u32 kStageKeyScales = 2 * kPartCodes;
+constexpr u32 kStageValueScales = kStageKeyScales + kPartScales;
+constexpr u32 kStageBytes = kStageValueScales + kPartScales;
+constexpr u32 kWarpRingBytes = kStages * kStageBytes;
+static_assert(kWarpRingBytes >= kHeads * kHeadDim * 4, "a warp's accumulators replace its ring at the end");
+
+// Dynamic shared memory, in bytes: decoding table, rings of all warps, then a part for each item slot. Table
+// entries of 128 bytes (one word a bank) lie 256 apart; in the gaps are the parts of the slots that are not
+// read in every step.
+constexpr u32 kTableBytes = kTable ? 65536 : 0;
+constexpr u32 kRingAt = kTableBytes;
+constexpr u32 kSlotsAt = kRingAt + kWarps * kWarpRingBytes;
+constexpr u32 kSlotQueries = 0;  // A fragments of q: [8 k-steps][32 lanes][16 bytes]
+constexpr u32 kSlotVisible = kSlotQueries + 8 * 512;      // [kMaxTopk] visible tokens of the page, at most 128
+constexpr u32 kSlotScales = kSlotVisible + kMaxTopk * 4;  // [kHeads] RowScale
+constexpr u32 kSlotArrival = kSlotScales + kHeads * 8;    // mbarrier of the cluster merge
+constexpr u32 kSlotItem = kSlotArrival + 16;              // row and KV head, for the epilogue
+constexpr u32 kSlotSources = kSlotArrival + 64;           // [kMaxTopk] PageSources, unless in the gaps
+// [kItemWarps][kHeads] (origin, sum), unless in the gaps
+constexpr u32 kSlotWarpStats = kSlotSources + kMaxTopk * 32;
+// Cooperative, instead: maxima of the page's scores [kHeads][4], and probabilities as A fragments [8 k-steps][32][16 bytes]
+constexpr u32 kSlotMaxima = kSlotSources + kMaxTopk * 32;
+constexpr u32 kSlotProbabilities = kSlotMaxima + kHeads * 16;
+constexpr u32 kSlotBytes = kTable         ? (kSlotSources + 255) / 256 * 256
+                           : kCooperative ? kSlotProbabilities + 8 * 512
+                                          : kSlotWarpStats + kItemWarps * 128;
+static_assert(!kTable || (kSlotBytes >= kMaxTopk / 4 * 256 && kSlotBytes >= kItemWarps * 256 &&
+                          2 * kItemSlots * kSlotBytes <= kTableBytes),
+              "gaps: four sources each, then one a warp, as far apart as the slots");
+// Partials of the heads that this CTA owns in a cluster: [kSplits][kHeads / kSplits][128], then their (origin, sum).
+constexpr u32 kSlotInbox = kSlotBytes;
+constexpr u32 kSlotInboxStats = kSlotInbox + kHeads * kHeadDim * 4;
+
+// An item slot, with its parts in the table's gaps. One register holds it: gaps have the same distance as slots.
+struct SlotAddresses {
+  SharedAddress fixed;
+
+  __device__ __forceinline__ SlotAddresses(SharedAddress smem, u32 item_slot)
+      : fixed(smem + kSlotsAt + item_slot * kSlotBytes) {}
+  __device__ __forceinline__ SharedAddress gap(u32 index) const { return fixed - kSlotsAt + 128 + index * 256; }
+  __device__ __forceinline__ SharedAddress sources(u32 rank) const {
+    return kTable ? gap(rank >> 2) + (rank & 3) * 32 : fixed + kSlotSources + rank * 32;
+  }
+  __device__ __forceinline__ SharedAddress warp_stats(u32 warp) const {
+    return kTable ? gap(warp) + kItemSlots * kSlotBytes : fixed + kSlotWarpStats + warp * 128;
+  }
+};
+
+// Everything a launch gets; strides in bytes.
+struct Arguments {
+  const u8 *q, *k, *v, *k_scale, *v_scale, *q2k, *page_table, *seqused_k;
+  u8 *out, *lse, *workspace;
+  i64 k_page, k_head, v_page, v_head, k_scale_page, k_scale_head, v_scale_page, v_scale_head;
+  i64 q_row, q_head, q2k_head, q2k_row, q2k_j, page_table_row, page_table_j, seqused_stride;
+  i64 out_row, out_head, lse_row, lse_head;
+  i32 batch, seqlen_q, num_kv_heads, group, topk, max_pages, num_pages;
+  float score_scale;  // softmax scale * K global scale * log2(e)
+  float v_global_scale;
+};
+
+struct Item {
+  int kv_head, request, token, row;
+};
+
+// What the results need of an item. The main loop has no registers to spare, so it waits in shared memory.
+struct ItemRow {
+  int row, kv_head;
+};
+
+__device__ __forceinline__ u32 item_count(const Arguments& args) {
+  return args.batch * args.seqlen_q * args.num_kv_heads;
+}
+
+__device__ __forceinline__ Item item_of(const Arguments& args, u32 index) {
+  const u32 row = index / args.num_kv_heads;
+  Item item;
+  item.kv_head = index % args.num_kv_heads;
+  item.request = row / args.seqlen_q;
+  item.token = row % args.seqlen_q;
+  item.row = row;
+  return item;
+}
+
+template <typename T>
+__device__ __forceinline__ T load(const u8* base, i64 offset) {
+  return __ldg(reinterpret_cast<const T*>(base + offset));
+}

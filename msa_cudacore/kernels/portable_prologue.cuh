@@ -1,0 +1,182 @@
+// Before an item's first page: its legal pages out of the selection, and its queries as MMA fragments.
+#pragma once
+#include "convert.cuh"
+#include "portable_plan.cuh"
+#include "shared_memory.cuh"
+
+// ---- Selection
+// -----------------------------------------------------------------------------------------------------
+
+// A lane holds entries lane and lane + 32 of the item's q2k row.
+struct SelectedIds {
+  int id[kIdsPerLane];
+  int seqused;
+};
+
+__device__ __forceinline__ SelectedIds load_ids(const Arguments& args, const Item& item, int lane) {
+  SelectedIds ids;
+#pragma unroll
+  for (int w = 0; w < kIdsPerLane; ++w) {
+    const int j = w * 32 + lane;
+    ids.id[w] =
+        j < args.topk
+            ? load<int>(args.q2k, item.kv_head * args.q2k_head + item.row * args.q2k_row + j * args.q2k_j)
+            : -1;
+  }
+  ids.seqused = load<int>(args.seqused_k, item.request * args.seqused_stride);
+  return ids;
+}
+
+// The item's legal pages in the order of its q2k row.
+struct Selection {
+  int count;
+  int rank[kIdsPerLane];  // place among the legal pages, -1 for a dropped entry
+  int page[kIdsPerLane];
+  int visible[kIdsPerLane];  // tokens from the page's first one up to the query's position, at most 128
+};
+
+// An id is legal inside the page table and inside the context that this token sees; its page id inside the
+// pool. Nothing else is ever dereferenced. Only requests the page ids; rank_pages waits for them.
+__device__ __forceinline__ Selection load_pages(const Arguments& args, const Item& item,
+                                                const SelectedIds& ids) {
+  // 64 bits: a length near 2^31 must not wrap.
+  const i64 context = static_cast<i64>(ids.seqused) - args.seqlen_q + item.token + 1;
+  Selection s;
+#pragma unroll
+  for (int w = 0; w < kIdsPerLane; ++w) {
+    const i64 visible = context - static_cast<i64>(ids.id[w]) * kPageTokens;
+    const bool legal = ids.id[w] >= 0 && ids.id[w] < args.max_pages && visible > 0;
+    s.page[w] =
+        legal ? load<int>(args.page_table, item.request * args.page_table_row + ids.id[w] * args.page_table_j)
+              : -1;
+    s.visible[w] = visible < kPageTokens ? static_cast<int>(visible) : kPageTokens;
+  }
+  return s;
+}
+
+__device__ __forceinline__ void rank_pages(const Arguments& args, Selection& s, int lane) {
+  s.count = 0;
+#pragma unroll
+  for (int w = 0; w < kIdsPerLane; ++w) {
+    const bool legal = s.page[w] >= 0 && s.page[w] < args.num_pages;
+    const u32 legal_lanes = __ballot_sync(~0u, legal);
+    s.rank[w] = legal ? s.count + __popc(legal_lanes & ((1u << lane) - 1)) : -1;
+    s.count += __popc(legal_lanes);
+  }
+}
+
+// Page id of the given rank, on all lanes. The rank exists.
+__device__ __forceinline__ int page_of_rank(const Selection& s, int rank) {
+  int page = 0;
+#pragma unroll
+  for (int w = 0; w < kIdsPerLane; ++w) {
+    const u32 owner = __ballot_sync(~0u, s.rank[w] == rank);
+    const int candidate = __shfl_sync(~0u, s.page[w], __ffs(owner) - 1);
+    if (owner != 0) page = candidate;
+  }
+  return page;
+}
+
+struct PageSources {
+  const u8 *keys, *values, *key_scales, *value_scales;
+};
+
+__device__ __forceinline__ PageSources page_sources(const Arguments& args, int kv_head, int page) {
+  return {args.k + kv_head * args.k_head + page * args.k_page,
+          args.v + kv_head * args.v_head + page * args.v_page,
+          args.k_scale + kv_head * args.k_scale_head + page * args.k_scale_page,
+          args.v_scale + kv_head * args.v_scale_head + page * args.v_scale_page};
+}
+
+// One warp lists the pages by rank, for the whole slot.
+__device__ __forceinline__ void list_pages(const Arguments& args, const Item& item, const Selection& s,
+                                           const SlotAddresses& slot) {
+  static_assert(sizeof(PageSources) == 32);
+#pragma unroll
+  for (int w = 0; w < kIdsPerLane; ++w) {
+    if (s.rank[w] < 0) continue;
+    const PageSources from = page_sources(args, item.kv_head, s.page[w]);
+    const SharedAddress entry = slot.sources(s.rank[w]);
+    ptx::st_shared_v2_u64(entry, reinterpret_cast<u64>(from.keys), reinterpret_cast<u64>(from.values));
+    ptx::st_shared_v2_u64(entry + 16, reinterpret_cast<u64>(from.key_scales),
+                          reinterpret_cast<u64>(from.value_scales));
+    ptx::st_shared_u32(slot.fixed + kSlotVisible + s.rank[w] * 4, s.visible[w]);
+  }
+}
+
+// ---- Queries
+// -------------------------------------------------------------------------------------------------------
+
+// x * 2^exponent in two exact factors, for exponents up to 252 either way.
+__device__ __forceinline__ float times_power_of_two(float x, int exponent) {
+  const int half = exponent >> 1;
+  return x * __int_as_float((127 + half) << 23) * __int_as_float((127 + exponent - half) << 23);
+}
+
+// How a row's scores become base-2 logits: logit = score * scale * lift. lift is 1 unless scale would push
+// scores out of binary32; such logits are so far apart that softmax sees only ties, which the smaller scale
+// keeps.
+struct RowScale {
+  float scale, lift;
+};
+
+// row_exponent: floor(log2) of the row's largest |q|, which staging moved to 2^14. Scores stay below 2^20.
+__device__ __forceinline__ RowScale bounded_scale(float score_scale, int row_exponent) {
+  const float magnitude = fabsf(score_scale);
+  const int scale_exponent = static_cast<int>(__float_as_uint(magnitude) >> 23) - 127;
+  const int cut = max(0, row_exponent + scale_exponent - 105);
+  // Not zero, so that a hidden token's -inf stays -inf; scores times 2^-126 are as good as zero.
+  return {fmaxf(times_power_of_two(magnitude, row_exponent - cut), 0x1p-126f), times_power_of_two(1.0f, cut)};
+}
+
+// Sixteen bfloat16 of a row; eight lanes hold a row, 128 threads all 16.
+struct QueryPart {
+  u32 words[8];
+};
+
+__device__ __forceinline__ QueryPart load_query(const Arguments& args, const Item& item, int head,
+                                                int index) {
+  if (head >= args.group) return {};
+  const i64 at = item.row * args.q_row + (item.kv_head * args.group + head) * args.q_head + index * 32;
+  const uint4 a = load<uint4>(args.q, at), b = load<uint4>(args.q, at + 16);
+  return {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
+}
+
+__device__ __forceinline__ int row_exponent(const QueryPart& part) {
+  u32 largest = 1;  // an all-zero row counts as bfloat16's smallest subnormal
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+    largest = max(largest, max(part.words[i] & 0x7FFFu, (part.words[i] >> 16) & 0x7FFFu));
+#pragma unroll
+  for (int lanes = 1; lanes < 8; lanes <<= 1) largest = max(largest, __shfl_xor_sync(~0u, largest, lanes));
+  return largest >= 0x80u ? static_cast<int>(largest >> 7) - 127 : 31 - __clz(largest) - 133;
+}
+
+// The row, moved to [2^14, 2^15) by an exact power of two, as binary16 A fragments. Lane t of a quad
+// multiplies dims 32*t to 32*t + 31, eight of them (word i) in steps 2*i and 2*i + 1, in the order in which
+// the keys are decoded: by arithmetic even dims, then odd ones; by table the first four, then the others.
+__device__ __forceinline__ void stage_query(const QueryPart& part, int exponent, bool negate, int head,
+                                            int index, SharedAddress queries) {
+  const int lower = (14 - exponent) >> 1;
+  const float factor = __int_as_float((127 + lower) << 23),
+              factor2 = __int_as_float((127 + 14 - exponent - lower) << 23);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float x[8];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const u32 word = part.words[4 * half + i] ^ (negate ? 0x80008000u : 0u);
+      x[2 * i] = __uint_as_float(word << 16) * factor * factor2;
+      x[2 * i + 1] = __uint_as_float(word & 0xFFFF0000u) * factor * factor2;
+    }
+    const SharedAddress fragment =
+        queries + ((index & 1) * 2 + half) * 1024 + ((head & 7) * 4 + (index >> 1)) * 16 + (head >> 3) * 4;
+    constexpr int next = kTable ? 1 : 2;  // distance of the two dims of a pair
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+      const int dim = kTable ? 4 * step : step, other = kTable ? dim + 2 : dim + 4;
+      ptx::st_shared_u32(fragment + step * 512, ptx::cvt_rn_f16x2_f32(x[dim + next], x[dim]));
+      ptx::st_shared_u32(fragment + step * 512 + 8, ptx::cvt_rn_f16x2_f32(x[other + next], x[other]));
+    }
+  }
+}
