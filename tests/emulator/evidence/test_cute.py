@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import re
 import sys
+import tempfile
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-os.environ.setdefault("CUTE_DSL_ARCH", "sm_100a")
-os.environ.setdefault("CUTE_DSL_KEEP_PTX", "1")
+# The DSL reads its environment once, when it is imported; the PTX it keeps goes to a folder that ends with the process.
+_KEPT = tempfile.TemporaryDirectory()
+os.environ.update(CUTE_DSL_ARCH="sm_100a", CUTE_DSL_KEEP_PTX="1", CUTE_DSL_DUMP_DIR=_KEPT.name)
 cutlass = pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -28,13 +30,6 @@ _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, 
 ROOMY_SHARED_BYTES = 200_000
 # CUTLASS reads accumulators behind a commit and a wait alone, without tcgen05.fence::after_thread_sync.
 CHECKS = emulator.Checks(tcgen05_fences=False)
-
-
-@pytest.fixture(autouse=True)
-def _dump_directory(tmp_path, monkeypatch):
-    """The DSL writes the PTX it keeps into the working directory unless told otherwise."""
-    monkeypatch.setenv("CUTE_DSL_DUMP_DIR", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
 
 
 def _row_major(dtype, *shape):
