@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 
-from . import layout as L
 
 
 def compact(builder, successors: list[tuple], lists: list[int]) -> tuple[dict[int, int], int]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .barriers import barrier_arrive, barrier_check, barrier_exit
-from .bitcast import M32, U0, U1, load8, store8
+from .barriers import barrier_arrive, barrier_exit
+from .bitcast import M32, U0, load8, store8
 from .clocks import fence, proxy_fence
 from .fragments import (
     choose_fragment, count_lanes, exit_lanes, join_members, new_fragment, new_record, reach_record, release_waiting,
@@ -24,20 +24,19 @@ from .lanes_predicate import predicate_lanes
 from .lanes_warp import warp_lanes
 from .layout import (
     C_ALIVE, F_ABSENT, F_BARRIER_NUMBER, F_BREAK, F_BRX, F_DIVERGED, F_GUARD_DIVERGED, F_MEMBER, F_STACK, F_TRAP,
-    FR_BASE, FR_DEPTH, FR_LOCAL, FR_MASK, FR_PC, FR_RECORD, FR_STATE, FRAG_FREE, FRAG_KEY, FRAG_MEMBERS, FRAG_READY,
-    FRAG_RECONVERGE, FRAGMENTS, G_BANKS, G_BUDGET, G_CHECK_CONVERGENCE, G_CHECK_MEMORY, G_CHECK_RACES, G_CLOCK,
+    FR_BASE, FR_DEPTH, FR_LOCAL, FR_MASK, FR_PC, FR_RECORD, FR_STATE, FRAG_READY,
+    FRAGMENTS, G_BUDGET, G_CHECK_CONVERGENCE, G_CLOCK,
     G_EVENTS, G_LIMIT, G_LOCAL_HOST, G_LOCAL_INIT, G_LOCAL_SIZE, G_MAX_DEPTH, G_QUANTUM, G_RANDOM, G_SLOTS, G_STEPS,
     G_SYNC_USED, G_TRACE, LEAVE_CTA, LEAVE_EVENTS, LEAVE_FAULT, LEAVE_IDLE, LEAVE_LIMIT, LEAVE_PYTHON,
-    LEAVE_SYNC_TABLE, LEAVE_TICK, NONE, OUT_CODE, OUT_MASK, OUT_PC, OUT_SLOT, P_A, P_B, P_C, P_CLASS, P_D, P_E,
-    P_GUARD, P_GUARD_NOT, P_OP, P_RECONVERGE, P_S, P_SYNC, P_TARGET, P_W, P_X, P_Y, P_Z, RC_BASE, RC_PC, SPACE_FRAME,
-    SYNC_ALIGNED, SYNC_MASK, SYNC_NONE, SYNC_WARP, W_ALIVE, W_BASE, W_COUNT, W_CTA, W_CURRENT, W_DIVERGED,
-    W_FRAGMENTS, W_INDEX, W_SPECIAL, W_STATUS, WARP_BLOCKED, WARP_READY,
+    LEAVE_SYNC_TABLE, LEAVE_TICK, NONE, OUT_CODE, OUT_MASK, OUT_PC, OUT_SLOT, P_A, P_B, P_C, P_D, P_E,
+    P_GUARD, P_GUARD_NOT, P_OP, P_RECONVERGE, P_S, P_SYNC, P_TARGET, P_W, P_X, P_Y, P_Z, RC_BASE, RC_PC, SYNC_MASK, SYNC_NONE, SYNC_WARP, W_ALIVE, W_COUNT, W_CTA, W_CURRENT, W_DIVERGED,
+    W_FRAGMENTS, W_INDEX, W_SPECIAL, W_STATUS, WARP_READY,
 )
 from .matrix_unit import matrix_lanes
 from .opcodes import (
-    ACTIVEMASK, ADD_CC, ATOM, BARRIER, BITS, BRA, BRX, CALL, CALL_INDIRECT, CLOCK, CONTROL, CONVERT, EXIT, FENCE,
-    FENCE_PROXY, FLOAT, HALF, INTEGER, LD, LOP3, MATRIX, MEMORY, MOV, MOV_LOCAL, MOV_SPECIAL, NOP, PREDICATE, PYTHON,
-    RET, ST, TRAP, WARP,
+    BARRIER, BITS, BRA, BRX, CALL, CALL_INDIRECT, CONVERT, EXIT, FENCE,
+    FENCE_PROXY, FLOAT, HALF, INTEGER, LOP3, MATRIX, MEMORY, MOV_LOCAL, MOV_SPECIAL, NOP, PREDICATE, PYTHON,
+    RET, TRAP, WARP,
 )
 
 #: The separately compiled functions, in the order of their addresses, and the families that need each.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from .bitcast import M16, M32, M64, U0, U1, U8, U16, U31, U32, U63, as_f32, as_f64, from_f32, from_f64, signed
+from .bitcast import M16, M64, U0, U1, U16, U32, U63, as_f32, as_f64, from_f32, from_f64, signed
 from .jit import inlined, unit
 from .numerics import (
     CANONICAL_F32, RM, RN, RNA, RP, RZ, bf16_value, bfloat_from_single, expand_ieee, f16_value, flush_f32,
     half_from_single, round_ieee, round_magnitude, single_from_half,
 )
-from .opcodes import CVT_FF, CVT_FI, CVT_IF, CVT_PACK_F, CVT_UNPACK_F
+from .opcodes import CVT_FF, CVT_FI, CVT_IF, CVT_PACK_F
 
 #: formats
 (T_F16, T_BF16, T_F32, T_F64, T_TF32, T_E4M3, T_E5M2, T_E2M1, T_E2M3, T_E3M2, T_UE8M0) = range(11)

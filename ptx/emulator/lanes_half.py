@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from .bitcast import M16, U0, U1, U16, U32, as_f32, exp2, fma32, from_f32, from_f64
+from .bitcast import M16, U0, U1, U16, as_f32, exp2, fma32, from_f32
 from .jit import inlined, unit
 from .lanes_float import bits_of, directed_f32, finish_f32
 from .numerics import (
@@ -15,7 +15,7 @@ from .numerics import (
 )
 from .opcodes import (
     F2ADD, F2FMA, F2MUL, FADD, FFMA, FMUL, HABS, HADD, HEX2, HFMA, HMAX, HMAX3, HMIN, HMIN3, HMIXADD, HMIXFMA,
-    HMIXSUB, HMUL, HNEG, HSUB, HTANH,
+    HMIXSUB, HMUL, HNEG, HSUB,
 )
 
 #: bits of y

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from .bitcast import M32, M64, U0, U1, U3, U5, U7, U8, U16, U31, U32, U63, popcount, signed
+from .bitcast import M32, M64, U0, U1, U3, U7, U8, U16, U31, U32, U63, popcount, signed
 from .jit import inlined, unit
 from .opcodes import (
     ABS, ADD, ADD_SAT, ADDX2, AND, BFE, BFI, BFIND, BMSK, BREV, CLZ, CNOT, CVT_INT, CVT_PACK, DIV, DP2A, DP4A, FNS,
-    LOP3, MAD24, MAD_HI, MAD_HI_SAT, MAD_LO, MAD_WIDE_S, MAD_WIDE_U, MAX_S, MAX_U, MAXX2, MIN_S, MIN_U, MINX2, MOV,
+    MAD24, MAD_HI, MAD_HI_SAT, MAD_LO, MAD_WIDE_S, MAD_WIDE_U, MAX_S, MAX_U, MIN_S, MIN_U, MINX2, MOV,
     MUL24, MUL_HI, MUL_LO, MUL_WIDE_S, MUL_WIDE_U, NEG, NOT, OR, POPC, PRMT, PRMT_MODE, REM, SAD, SELP, SEXT, SHF, SHL, SHR_S,
     SHR_U, SLCT_F, SLCT_S, SUB, SUB_SAT, SZEXT, VIDEO, XOR,
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from .atomics import atomic_result
-from .bitcast import U0, U1, U3, U63, load8, load16, load32, load64, load_bytes, signed, store8, store32, store64, store_bytes
+from .bitcast import U0, U1, U63, load8, load16, load32, load64, load_bytes, signed, store8, store32, store64, store_bytes
 from .clocks import K_EPOCH, K_OWN, K_START, observe, publish
 from .jit import inlined, unit
 from .layout import (

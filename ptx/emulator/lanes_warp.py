@@ -6,8 +6,8 @@ import numpy as np
 
 from .bitcast import M32, M64, U0, U1, signed
 from .jit import inlined, unit
-from .lanes_float import F_ABS, F_NAN, pick_f32
-from .opcodes import ACTIVEMASK, CLOCK, ELECT, MATCH, MOV_SPECIAL, REDUX, REDUX_F, SHFL, VOTE, WARP_SYNC
+from .lanes_float import pick_f32
+from .opcodes import ACTIVEMASK, CLOCK, ELECT, MATCH, MOV_SPECIAL, REDUX, REDUX_F, SHFL, VOTE
 
 #: Member mask of the old shuffles without .sync, which may read any lane.
 ALL_UNCHECKED = np.uint64(0x1FFFFFFFF)

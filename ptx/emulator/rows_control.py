@@ -5,11 +5,10 @@ from __future__ import annotations
 from . import layout as L
 from . import opcodes as O
 from .barriers import ARRIVE, RED_AND, RED_OR, RED_POPC, SYNC
-from .decode import WIDTHS
 from .forms import row
 from .lanes_float import F_ABS, F_NAN
 from .lanes_warp import ALL_UNCHECKED, REDUX_MODES, SHUFFLE_MODES, VOTE_MODES
-from .model import Group, Immediate, Pair, Register, Sink, Symbol
+from .model import Group, Immediate, Pair, Symbol
 
 
 @row("bra", "uni?", "a")

@@ -6,7 +6,7 @@ from . import opcodes as O
 from .decode import WIDTHS
 from .forms import row
 from .lanes_convert import (
-    C_FTZ, C_RELU, C_SAT, C_SATFINITE, C_SIGNED, FORMATS, T_BF16, T_F16, T_F32, T_F64, X_INTEGRAL,
+    C_FTZ, C_RELU, C_SAT, C_SATFINITE, C_SIGNED, FORMATS, T_F32, X_INTEGRAL,
 )
 from .lanes_float import F_ABS, F_DOUBLE, F_FTZ, F_NAN, F_RELU, F_SAT, F_SUBTRACT, F_XORSIGN
 from .lanes_half import H_ABS, H_BF16, H_FTZ, H_NAN, H_OOB, H_PACKED, H_RELU, H_SAT, H_XORSIGN

@@ -6,7 +6,7 @@ from . import layout as L
 from . import opcodes as O
 from .decode import WIDTHS
 from .forms import row
-from .model import Immediate, Register, Sink, Symbol, Vector
+from .model import Immediate, Sink, Symbol, Vector
 
 _INTEGERS = "u16|u32|u64|s16|s32|s64"
 

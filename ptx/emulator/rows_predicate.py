@@ -10,7 +10,7 @@ from .lanes_predicate import (
     Y_SIGNED, Y_TWO,
 )
 from .layout import NONE
-from .model import Pair, Sink
+from .model import Pair
 
 _BOOLEANS = {"and": BOOL_AND, "or": BOOL_OR, "xor": BOOL_XOR}
 _INTEGER_CMP = "eq|ne|lt|le|gt|ge|lo|ls|hi|hs"

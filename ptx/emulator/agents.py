@@ -1,0 +1,140 @@
+"""Who acts in a launch: CTAs, warps and asynchronous agents, what a warp waits for, and the queue of work in flight."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+import numpy as np
+
+from . import layout as L
+from .memory import SharedMemory
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Returned by an operation that cannot go on: sleep until `Machine.wake(key)`, then run it again.
+
+    `text` (or its result, if callable) says in a deadlock report what is missing. `spurious` allows the machine to
+    wake the warp early with `WarpContext.spurious` set (try_wait may return false at any time).
+    """
+
+    key: Hashable
+    text: str | Callable[[], str]
+    spurious: bool = False
+
+
+class Agent:
+    """Somebody who touches memory: a warp, or a piece of asynchronous work with a clock slot of its own."""
+
+    def __init__(self, machine, cta: "Cta", slot: int, warp: int, instruction, label: str,
+                 proxy: str = "generic") -> None:
+        self.machine, self.cta, self.slot, self.warp = machine, cta, slot, warp
+        self.instruction, self.label, self.proxy = instruction, label, proxy
+        self.pc = max(getattr(instruction, "pc", 0) or 0, 0)
+        self.done = False
+        self.held = True
+
+    def fault(self, kind: str, message: str, *, lane: int | None = None, address: int | None = None) -> None:
+        """Raise a Fault placed at the instruction that this agent executes or that started it."""
+        raise self.machine.fault_at(kind, message, self.instruction, self.cta, self.warp, lane, address)
+
+    def race(self, out: np.ndarray, place: str, mine: str) -> None:
+        """Raise the race that a compiled check left in `out`; `mine` is "read" or "write"."""
+        cell = int(out[L.OUT_AUX]) & 0xFFFFFFFFFFFFFFFF
+        self.fault("race", f"{self.label}: {mine} of {place} is not ordered after an earlier "
+                   f"{self.machine.describe_cell(cell)}", address=int(out[L.OUT_ADDRESS]))
+
+    def release(self, key: Hashable) -> None:
+        """Publish everything this agent did into the synchronisation object `key`."""
+        self.machine.clocks.release(self.slot, key)
+
+    def acquire(self, key: Hashable) -> None:
+        self.machine.clocks.acquire(self.slot, key)
+
+    def retire(self) -> None:
+        """Give the clock slot back; what the agent did stays on record."""
+        if self.held and self.slot >= self.machine.warp_slots:
+            self.held = False
+            self.machine.free_agent(self.slot)
+
+
+class Cta:
+    """One resident CTA."""
+
+    def __init__(self, machine, slot: int, index: int, rank: int, cluster: list, coordinates) -> None:
+        self.machine, self.slot, self.index, self.rank = machine, slot, index, rank
+        self.cluster, self.coordinates = cluster, coordinates
+        self.shared: SharedMemory = machine.shared[slot]
+        self.state: dict = {}
+        self.exited = False
+        self.cluster_arrived = 0
+
+
+@dataclass
+class _Task:
+    agent: Agent
+    stages: deque
+    after: tuple
+    label: str
+    start: int
+
+
+class Queue:
+    """Asynchronous work in flight. Stages of one task run in order; tasks interleave as the schedule decides."""
+
+    def __init__(self, machine) -> None:
+        self.machine = machine
+        self.tasks: list[_Task] = []
+
+    def submit(self, agent: Agent, stages, after=(), label: str = "") -> Agent:
+        """Queue callables to run one after the other at times of the schedule's choice, none before every agent in
+        `after` is done. With schedule "eager" they run now if they may."""
+        self.tasks.append(_Task(agent, deque(stages), tuple(after), label or agent.label,
+                                int(self.machine.G[L.G_CLOCK])))
+        if self.machine.schedule == "eager":
+            self.drain()
+        elif self.machine.schedule == "random":
+            self.machine.plan_tick()
+        return agent
+
+    def ready(self) -> list[_Task]:
+        return [task for task in self.tasks if all(other.done for other in task.after)]
+
+    def step(self, task: _Task) -> None:
+        """Run the next stage of a task."""
+        task.stages.popleft()()
+        if not task.stages:
+            self.finish(task)
+
+    def finish(self, task: _Task) -> None:
+        task.agent.done = True
+        self.tasks.remove(task)
+        self.machine.note(task.agent.cta, task.label, task.start, "asynchronous", task.agent.instruction)
+
+    def drain(self) -> None:
+        """Run everything that may run."""
+        while ready := self.ready():
+            for task in ready:
+                while task.stages:
+                    task.stages.popleft()()
+                self.finish(task)
+
+    def force(self, agents) -> None:
+        """Finish the given agents' work (and what it waits for) now."""
+        for agent in agents:
+            while not agent.done:
+                task = next(t for t in self.tasks if t.agent is agent)
+                self.force(task.after)
+                while task.stages:
+                    task.stages.popleft()()
+                self.finish(task)
+
+    def tick(self) -> bool:
+        """One stage of one random ready task; False when there is none."""
+        ready = self.ready()
+        if not ready:
+            return False
+        self.step(self.machine.rng.choice(ready))
+        return True
