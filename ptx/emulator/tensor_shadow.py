@@ -25,7 +25,9 @@ _READERS = 6
 
 def granules(lanes, columns):
     """Distinct granule numbers of cells: (lane / 16) * 512 + column."""
-    return np.unique((np.asarray(lanes) >> 4) * COLUMNS + np.asarray(columns))
+    touched = np.zeros(GROUPS * COLUMNS, np.bool_)
+    touched[(np.asarray(lanes) >> 4) * COLUMNS + np.asarray(columns)] = True
+    return np.flatnonzero(touched)
 
 
 class WarpFences:
@@ -92,12 +94,12 @@ class TensorShadow:
 
 
 def _distinct(slots, clocks, infos):
-    live = slots >= 0
-    if not live.any():
-        return []
-    rows = np.stack([slots[live].astype(np.int64), clocks[live], infos[live].astype(np.int64)], axis=1)
-    if len(rows) > 1 and not (rows == rows[0]).all():
-        rows = np.unique(rows, axis=0)
-    else:
-        rows = rows[:1]
-    return [tuple(int(x) for x in row) for row in rows]
+    live = np.flatnonzero(slots >= 0)
+    found = []
+    while len(live):
+        # Mostly one access covers everything, so peeling off equal ones is quicker than sorting.
+        first = live[0]
+        slot, clock, info = slots[first], clocks[first], infos[first]
+        found.append((int(slot), int(clock), int(info)))
+        live = live[(slots[live] != slot) | (clocks[live] != clock) | (infos[live] != info)]
+    return found

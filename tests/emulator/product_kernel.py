@@ -150,7 +150,8 @@ def core_matrix_image(rows, k_bytes):
     return image.ravel()
 
 
-def run(kind, idesc, a, b, c, *, scales=None, a_words=None, images=None, schedule="random", seed=0, **options):
+def run(kind, idesc, a, b, c, *, scales=None, a_words=None, images=None, schedule="random", seed=0, checks=True,
+        **options):
     """D of one product.
 
     Args:
@@ -180,5 +181,5 @@ def run(kind, idesc, a, b, c, *, scales=None, a_words=None, images=None, schedul
     d = np.zeros(c.shape, np.uint32)
     emulator.load(text).launch("product", (parts,), (128,), [a_image, b_image, np.ascontiguousarray(c),
                                                          np.ascontiguousarray(sa), np.ascontiguousarray(sb), d],
-                               cluster=(parts,), shared_bytes=40960, schedule=schedule, seed=seed)
+                               cluster=(parts,), shared_bytes=40960, schedule=schedule, seed=seed, checks=checks)
     return d

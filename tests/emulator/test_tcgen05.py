@@ -116,7 +116,7 @@ def test_whole_tiles_agree_with_the_arithmetic_model(schedule, a_format, b_forma
     kind = "kind::f16" if a_format == tc.F16 else "kind::f8f6f4"
     d = run(kind, idesc | n // 8 << 17 | 8 << 24, *images, c, schedule=schedule)
     np.testing.assert_array_equal(d, tc.mma_float(a, b, c, a_format, b_format))
-    fresh = run(kind, idesc | n // 8 << 17 | 8 << 24, *images, c, accumulate=False, schedule=schedule)
+    fresh = run(kind, idesc | n // 8 << 17 | 8 << 24, *images, c, accumulate=False, schedule=schedule, checks=False)
     np.testing.assert_array_equal(fresh, tc.mma_float(a, b, np.zeros_like(c), a_format, b_format))
 
 
