@@ -16,16 +16,34 @@ def registers(name, count):
     return "{" + ", ".join(f"%{name}{i}" for i in range(count)) + "}"
 
 
-def kernel(kind, idesc, *, n, a_bytes, b_bytes, a_descriptor, b_descriptor, a_columns=0, scale_columns=(0, 0),
-           accumulate=True, extra="", pair=False, prepare_scales=""):
+def kernel(
+    kind,
+    idesc,
+    *,
+    n,
+    a_bytes,
+    b_bytes,
+    a_descriptor,
+    b_descriptor,
+    a_columns=0,
+    scale_columns=(0, 0),
+    accumulate=True,
+    extra="",
+    pair=False,
+    prepare_scales="",
+):
     """PTX text.  Columns: D at 0, A (in tensor memory) at 256, scales of A at 300 and of B at 320.
 
     The images of A and B go to shared memory at 0x800 (A, at most 16 KB) and 0x4800 (B).  With ``pair`` the two CTAs of a
     cluster work together; each finds its own part behind its peer's in every argument, and ``n`` counts the columns of D
     that one of them holds.  ``prepare_scales`` is PTX that the issuing thread runs before the product.
     """
-    group, everyone = ("cta_group::2", "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;") if pair else (
-        "cta_group::1", "bar.sync 0;")
+    group, everyone = (
+        ("cta_group::2", "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;")
+        if pair
+        else ("cta_group::1", "bar.sync 0;")
+    )
+
     def store(column, pointer, width, count):
         """Each thread copies its row of a [128, count] u32 matrix to columns from ``column``, ``width`` at a time."""
         lines = [f"mul.wide.u32 %rd20, %tid, {4 * count}; add.u64 %rd20, %rd20, {pointer};"]
@@ -44,11 +62,17 @@ def kernel(kind, idesc, *, n, a_bytes, b_bytes, a_descriptor, b_descriptor, a_co
             prepare.append(store(column, pointer, 1, scale_columns[index]))
     a_operand = "[%r8]" if a_columns else "%rd10"
     scales = ", [%r9], [%r10]" if scale_columns[0] else ""
-    result = columns_loop(n, lambda c: f"""
+    result = columns_loop(
+        n,
+        lambda c: (
+            f"""
         add.u32 %r5, %r4, {c};
-        tcgen05.ld.sync.aligned.32x32b.x8.b32 {registers('v', 8)}, [%r5];
+        tcgen05.ld.sync.aligned.32x32b.x8.b32 {registers("v", 8)}, [%r5];
         tcgen05.wait::ld.sync.aligned;
-        """ + "\n".join(f"st.global.b32 [%rd21 + {4 * (c + j)}], %v{j};" for j in range(8)))
+        """
+            + "\n".join(f"st.global.b32 [%rd21 + {4 * (c + j)}], %v{j};" for j in range(8))
+        ),
+    )
 
     def copy(pointer, offset, nbytes):
         return f"""
@@ -57,8 +81,8 @@ def kernel(kind, idesc, *, n, a_bytes, b_bytes, a_descriptor, b_descriptor, a_co
         mov.u32 %r7, %tid;
         {{ LOOP: setp.ge.u32 %p2, %r7, {nbytes // 16};
         @%p2 bra DONE;
-        ld.global.v4.b32 {registers('v', 4)}, [%rd20];
-        st.shared.v4.b32 [%r6], {registers('v', 4)};
+        ld.global.v4.b32 {registers("v", 4)}, [%rd20];
+        st.shared.v4.b32 [%r6], {registers("v", 4)};
         add.u64 %rd20, %rd20, 2048; add.u32 %r6, %r6, 2048; add.u32 %r7, %r7, 128;
         bra LOOP; DONE: }}"""
 
@@ -93,8 +117,8 @@ def kernel(kind, idesc, *, n, a_bytes, b_bytes, a_descriptor, b_descriptor, a_co
         setp.eq.u32 %p3, %tid, 0;
         @%p3 mbarrier.init.shared::cta.b64 [%r2], 1;
         ALLOCATED:
-        {copy('%rd1', 1024, a_bytes) if not a_columns else ''}
-        {copy('%rd2', 17408, b_bytes)}
+        {copy("%rd1", 1024, a_bytes) if not a_columns else ""}
+        {copy("%rd2", 17408, b_bytes)}
         fence.proxy.async.shared::cta;
         bar.sync 0;
         ld.shared.b32 %r3, [%base];
@@ -112,12 +136,13 @@ def kernel(kind, idesc, *, n, a_bytes, b_bytes, a_descriptor, b_descriptor, a_co
         mov.b64 %rd10, {a_descriptor}; mov.b64 %rd11, {b_descriptor};
         mov.b32 %r11, {idesc};
         {prepare_scales}
-        setp.{'eq' if accumulate else 'ne'}.u32 %p2, %tid, 0;
+        setp.{"eq" if accumulate else "ne"}.u32 %p2, %tid, 0;
         tcgen05.mma.{group}.{kind} [%r3], {a_operand}, %rd11, %r11{scales}{extra}, %p2;
         add.u32 %r2, %base, 8;
-        {'mov.b16 %h1, 3;' if pair else ''}
-        tcgen05.commit.{group}.mbarrier::arrive::one.shared::cluster{'.multicast::cluster' if pair else ''}.b64 [%r2]{
-            ', %h1' if pair else ''};
+        {"mov.b16 %h1, 3;" if pair else ""}
+        tcgen05.commit.{group}.mbarrier::arrive::one.shared::cluster{
+        ".multicast::cluster" if pair else ""
+    }.b64 [%r2]{", %h1" if pair else ""};
         ISSUED:
         add.u32 %r2, %base, 8;
         WAIT:
@@ -150,8 +175,21 @@ def core_matrix_image(rows, k_bytes):
     return image.ravel()
 
 
-def run(kind, idesc, a, b, c, *, scales=None, a_words=None, images=None, schedule="random", seed=0, checks=True,
-        **options):
+def run(
+    kind,
+    idesc,
+    a,
+    b,
+    c,
+    *,
+    scales=None,
+    a_words=None,
+    images=None,
+    schedule="random",
+    seed=0,
+    checks=True,
+    **options,
+):
     """D of one product.
 
     Args:
@@ -170,16 +208,35 @@ def run(kind, idesc, a, b, c, *, scales=None, a_words=None, images=None, schedul
     if images is not None:
         a_image, descriptors[0], b_image, descriptors[1] = images
     else:
-        a_image = np.ascontiguousarray(a_words) if a is None else np.concatenate(
-            [core_matrix_image(x, 32) for x in (a if pair else [a])])
+        a_image = (
+            np.ascontiguousarray(a_words)
+            if a is None
+            else np.concatenate([core_matrix_image(x, 32) for x in (a if pair else [a])])
+        )
         b_image = np.concatenate([core_matrix_image(x, 32) for x in (b if pair else [b])])
     sa, sb = scales if scales is not None else (np.zeros((128, 1), np.uint32),) * 2
-    text = kernel(kind, idesc, n=n, a_bytes=a_image.nbytes // parts, b_bytes=b_image.nbytes // parts,
-                  a_descriptor=descriptors[0], b_descriptor=descriptors[1],
-                  a_columns=8 if a_words is not None else 0,
-                  scale_columns=(sa.shape[-1], sb.shape[-1]) if scales is not None else (0, 0), **options)
+    text = kernel(
+        kind,
+        idesc,
+        n=n,
+        a_bytes=a_image.nbytes // parts,
+        b_bytes=b_image.nbytes // parts,
+        a_descriptor=descriptors[0],
+        b_descriptor=descriptors[1],
+        a_columns=8 if a_words is not None else 0,
+        scale_columns=(sa.shape[-1], sb.shape[-1]) if scales is not None else (0, 0),
+        **options,
+    )
     d = np.zeros(c.shape, np.uint32)
-    emulator.load(text).launch("product", (parts,), (128,), [a_image, b_image, np.ascontiguousarray(c),
-                                                         np.ascontiguousarray(sa), np.ascontiguousarray(sb), d],
-                               cluster=(parts,), shared_bytes=40960, schedule=schedule, seed=seed, checks=checks)
+    emulator.load(text).launch(
+        "product",
+        (parts,),
+        (128,),
+        [a_image, b_image, np.ascontiguousarray(c), np.ascontiguousarray(sa), np.ascontiguousarray(sb), d],
+        cluster=(parts,),
+        shared_bytes=40960,
+        schedule=schedule,
+        seed=seed,
+        checks=checks,
+    )
     return d

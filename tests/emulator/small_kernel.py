@@ -7,8 +7,18 @@ import numpy as np
 from msa_cudacore.ptx import emulator
 
 
-def launch(body, *arrays, threads=32, ctas=1, cluster=1, shared=16384, arch="sm_100a", schedule="random", seed=0,
-           checks=True):
+def launch(
+    body,
+    *arrays,
+    threads=32,
+    ctas=1,
+    cluster=1,
+    shared=16384,
+    arch="sm_100a",
+    schedule="random",
+    seed=0,
+    checks=True,
+):
     """Run ``body`` once in each CTA.
 
     It finds %tid, %lane, %warp, %rank, %base (shared memory, 1024-byte aligned) and %a0, %a1, ... (the arguments); free
@@ -19,9 +29,14 @@ def launch(body, *arrays, threads=32, ctas=1, cluster=1, shared=16384, arch="sm_
     """
     parameters = ", ".join(
         f".param .align 64 .b8 a{i}[128]" if isinstance(a, emulator.TensorMap) else f".param .u64 a{i}"
-        for i, a in enumerate(arrays))
-    loads = "\n".join(f"mov.b64 %a{i}, a{i}; cvta.param.u64 %a{i}, %a{i};" if isinstance(a, emulator.TensorMap)
-                      else f"ld.param.u64 %a{i}, [a{i}];" for i, a in enumerate(arrays))
+        for i, a in enumerate(arrays)
+    )
+    loads = "\n".join(
+        f"mov.b64 %a{i}, a{i}; cvta.param.u64 %a{i}, %a{i};"
+        if isinstance(a, emulator.TensorMap)
+        else f"ld.param.u64 %a{i}, [a{i}];"
+        for i, a in enumerate(arrays)
+    )
     text = f"""
     .version 8.8
     .target {arch}
@@ -41,8 +56,17 @@ def launch(body, *arrays, threads=32, ctas=1, cluster=1, shared=16384, arch="sm_
         ret;
     }}
     """
-    return emulator.load(text).launch("small", (ctas,), (threads,), list(arrays), cluster=(cluster,),
-                                      shared_bytes=shared, schedule=schedule, seed=seed, checks=checks)
+    return emulator.load(text).launch(
+        "small",
+        (ctas,),
+        (threads,),
+        list(arrays),
+        cluster=(cluster,),
+        shared_bytes=shared,
+        schedule=schedule,
+        seed=seed,
+        checks=checks,
+    )
 
 
 def filled(*shape, dtype=np.uint32):

@@ -32,7 +32,8 @@ def words(*shape):
 @pytest.mark.parametrize("size, count", [(4, 4), (8, 8), (16, 16), (16, 4), (8, 0)])
 def test_cp_async_copies_and_fills_with_zeros(schedule, seed, size, count):
     source, out = words(128), filled(128)
-    launch(f"""
+    launch(
+        f"""
         mul.lo.u32 %r1, %tid, {size}; add.u32 %r2, %r1, %base; cvt.u64.u32 %rd1, %r1; add.u64 %rd2, %a0, %rd1;
         cp.async.ca.shared::cta.global [%r2], [%rd2], {size}, {count};
         cp.async.commit_group;
@@ -46,16 +47,22 @@ def test_cp_async_copies_and_fills_with_zeros(schedule, seed, size, count):
         add.u32 %r3, %r3, 1;
         bra L;
         D:
-    """, source, out, schedule=schedule, seed=seed)
-    expected = source.view(np.uint8)[:32 * size].reshape(32, size).copy()
+    """,
+        source,
+        out,
+        schedule=schedule,
+        seed=seed,
+    )
+    expected = source.view(np.uint8)[: 32 * size].reshape(32, size).copy()
     expected[:, count:] = 0
-    np.testing.assert_array_equal(out.view(np.uint8)[:32 * size].reshape(32, size), expected)
+    np.testing.assert_array_equal(out.view(np.uint8)[: 32 * size].reshape(32, size), expected)
 
 
 @every_schedule
 def test_wait_group_leaves_the_newest_groups_running(schedule, seed):
     source, out = words(96), filled(32)
-    body = """
+    body = (
+        """
         mul.wide.u32 %rd1, %tid, 4; add.u64 %rd1, %rd1, %a0; mad.lo.u32 %r1, %tid, 4, %base;
         cp.async.ca.shared.global [%r1], [%rd1], 4;
         cp.async.commit_group;
@@ -64,7 +71,9 @@ def test_wait_group_leaves_the_newest_groups_running(schedule, seed):
         cp.async.wait_group {keep};
         ld.shared.b32 %r9, [%r1 + {offset}];
         cp.async.wait_all;
-    """ + STORE
+    """
+        + STORE
+    )
     launch(body.format(keep=1, offset=0), source, out, schedule=schedule, seed=seed)
     np.testing.assert_array_equal(out, source[:32])
     with pytest.raises(Fault) as caught:
@@ -76,30 +85,41 @@ def test_wait_group_leaves_the_newest_groups_running(schedule, seed):
 def test_an_mbarrier_can_count_finished_copies(schedule, seed):
     source, out = words(32), filled(32)
     for suffix, count in ((".noinc", 32), ("", 1)):
-        launch(f"""
+        launch(
+            f"""
             setp.eq.u32 %p0, %tid, 0;
             @%p0 mbarrier.init.shared::cta.b64 [%base], {count};
             bar.warp.sync -1;
             mul.wide.u32 %rd1, %tid, 4; add.u64 %rd1, %rd1, %a0; mad.lo.u32 %r1, %tid, 4, %base;
             cp.async.ca.shared.global [%r1 + 64], [%rd1], 4;
             cp.async.mbarrier.arrive{suffix}.shared::cta.b64 [%base];
-            {'' if suffix else '@%p0 mbarrier.arrive.shared::cta.b64 _, [%base];'}
+            {"" if suffix else "@%p0 mbarrier.arrive.shared::cta.b64 _, [%base];"}
             W: mbarrier.try_wait.parity.shared::cta.b64 %p1, [%base], 0; @!%p1 bra W;
             xor.b32 %r2, %tid, 31; mad.lo.u32 %r2, %r2, 4, %base;
             ld.shared.b32 %r9, [%r2 + 64];
-        """ + STORE, source, out, schedule=schedule, seed=seed)
+        """
+            + STORE,
+            source,
+            out,
+            schedule=schedule,
+            seed=seed,
+        )
         np.testing.assert_array_equal(out, source[::-1])
 
 
 @every_schedule
 def test_bulk_copies_go_in_and_out(schedule, seed):
     source, out = words(256), filled(256)
-    launch(INIT + """
+    launch(
+        INIT
+        + """
         @%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%base], 1024;
         add.u32 %r1, %base, 128;
         @%p0 cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%a0], 512, [%base];
         @%p0 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1 + 512], [%a0 + 512], 512, [%base];
-    """ + WAIT + """
+    """
+        + WAIT
+        + """
         mad.lo.u32 %r2, %tid, 4, %r1;
         ld.shared.b32 %r3, [%r2]; not.b32 %r3, %r3; st.shared.b32 [%r2], %r3;
         fence.proxy.async.shared::cta;
@@ -109,22 +129,37 @@ def test_bulk_copies_go_in_and_out(schedule, seed):
         cp.async.bulk.commit_group;
         cp.async.bulk.wait_group 0;
         END:
-    """, source, out, threads=128, schedule=schedule, seed=seed)
+    """,
+        source,
+        out,
+        threads=128,
+        schedule=schedule,
+        seed=seed,
+    )
     expected = source.copy()
     expected[:128] = ~expected[:128]
     np.testing.assert_array_equal(out, expected)
 
 
 @every_schedule
-@pytest.mark.parametrize("operation, dtype, function", [
-    ("add.u32", np.uint32, np.add), ("min.s32", np.int32, np.minimum), ("max.u64", np.uint64, np.maximum),
-    ("xor.b32", np.uint32, np.bitwise_xor), ("add.f32", np.float32, np.add), ("add.noftz.f16", np.float16, np.add),
-])
+@pytest.mark.parametrize(
+    "operation, dtype, function",
+    [
+        ("add.u32", np.uint32, np.add),
+        ("min.s32", np.int32, np.minimum),
+        ("max.u64", np.uint64, np.maximum),
+        ("xor.b32", np.uint32, np.bitwise_xor),
+        ("add.f32", np.float32, np.add),
+        ("add.noftz.f16", np.float16, np.add),
+    ],
+)
 def test_bulk_reductions_combine_with_memory(schedule, seed, operation, dtype, function):
     rng = np.random.default_rng()
     source, out = (rng.integers(-100, 100, 128 // np.dtype(dtype).itemsize).astype(dtype) for _ in range(2))
     expected = function(out, source)
-    launch(INIT + f"""
+    launch(
+        INIT
+        + f"""
         @%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%base], 128;
         add.u32 %r1, %base, 128;
         @%p0 cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%a0], 128, [%base];
@@ -134,7 +169,12 @@ def test_bulk_reductions_combine_with_memory(schedule, seed, operation, dtype, f
         cp.async.bulk.commit_group;
         cp.async.bulk.wait_group 0;
         END:
-    """, source, out, schedule=schedule, seed=seed)
+    """,
+        source,
+        out,
+        schedule=schedule,
+        seed=seed,
+    )
     np.testing.assert_array_equal(out, expected)
 
 
@@ -144,7 +184,9 @@ CLUSTER = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
 @every_schedule
 def test_multicast_and_cluster_copies_reach_their_ctas(schedule, seed):
     source, out = words(64), filled(2, 64)
-    launch(INIT + f"""
+    launch(
+        INIT
+        + f"""
         @%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%base], 256;
         {CLUSTER}
         add.u32 %r1, %base, 128;
@@ -166,7 +208,14 @@ def test_multicast_and_cluster_copies_reach_their_ctas(schedule, seed):
         mad.lo.u32 %r11, %rank, 64, %tid; mul.wide.u32 %rd9, %r11, 4; add.u64 %rd9, %rd9, %a1;
         st.global.b32 [%rd9], %r9; st.global.b32 [%rd9 + 128], %r10;
         {CLUSTER}
-    """, source, out, ctas=2, cluster=2, schedule=schedule, seed=seed)
+    """,
+        source,
+        out,
+        ctas=2,
+        cluster=2,
+        schedule=schedule,
+        seed=seed,
+    )
     np.testing.assert_array_equal(out[:, :32], np.tile(source[:32], (2, 1)))
     assert (out[0, 32:] == 78).all() and (out[1, 32:] == 77).all()
 
@@ -174,7 +223,9 @@ def test_multicast_and_cluster_copies_reach_their_ctas(schedule, seed):
 @every_schedule
 def test_st_async_and_red_async_signal_the_peer(schedule, seed):
     out = filled(2, 32)
-    launch(INIT + f"""
+    launch(
+        INIT
+        + f"""
         mad.lo.u32 %r1, %tid, 4, %base;
         st.shared.b32 [%r1 + 512], 1000;
         @%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%base], 384;
@@ -194,7 +245,13 @@ def test_st_async_and_red_async_signal_the_peer(schedule, seed):
         mad.lo.u32 %r11, %rank, 32, %tid; mul.wide.u32 %rd9, %r11, 4; add.u64 %rd9, %rd9, %a0;
         st.global.b32 [%rd9], %r9;
         {CLUSTER}
-    """, out, ctas=2, cluster=2, schedule=schedule, seed=seed)
+    """,
+        out,
+        ctas=2,
+        cluster=2,
+        schedule=schedule,
+        seed=seed,
+    )
     lane = np.arange(32)
     np.testing.assert_array_equal(out, [(lane + 1) * 10000 + 1000 + lane, lane * 10000 + 1000 + lane])
 
@@ -202,19 +259,50 @@ def test_st_async_and_red_async_signal_the_peer(schedule, seed):
 LOAD = "@%p0 cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [{d}], [{s}], {n}, [{b}];"
 
 
-@pytest.mark.parametrize("body, kind, message", [
-    (INIT + "add.u32 %r1, %base, 8;" + LOAD.format(d="%r1", s="%a0", n=64, b="%base"), "misaligned", "multiple of 16"),
-    (INIT + "add.u32 %r1, %base, 64;" + LOAD.format(d="%r1", s="%a0", n=24, b="%base"), "misaligned", "24 bytes"),
-    (INIT + "add.u32 %r1, %base, 64;" + LOAD.format(d="%r1", s="%a0 + 4", n=16, b="%base"), "misaligned", "source"),
-    (INIT + "add.u32 %r1, %base, 64;" + LOAD.format(d="%r1", s="%a0", n=1024, b="%base") + WAIT, "out-of-bounds", "past the end|1024 bytes"),
-    (INIT + LOAD.format(d="%base", s="%a0", n=16, b="%base"), "mbarrier", "overwrite the mbarrier"),
-    (INIT + "add.u32 %r1, %base, 64;" + LOAD.format(d="%r1", s="%a0", n=16, b="%r1"), "mbarrier", "no mbarrier"),
-    (INIT + "add.u32 %r1, %base, 64;" + LOAD.format(d="%r1", s="%a0", n=16, b="%base")
-     + "@%p0 mbarrier.arrive.shared::cta.b64 _, [%base];" + WAIT + "ld.shared.b32 %r9, [%r1];" + STORE,
-     ("race", "mbarrier", "uninitialised"), "."),
-    ("add.u32 %r1, %base, 4; cp.async.ca.shared.global [%r1], [%a0], 8;", "misaligned", "multiple of 8"),
-    ("cp.async.cg.shared.global [%base], [%a0], 8;", "operand", ".cg takes 16"),
-])
+@pytest.mark.parametrize(
+    "body, kind, message",
+    [
+        (
+            INIT + "add.u32 %r1, %base, 8;" + LOAD.format(d="%r1", s="%a0", n=64, b="%base"),
+            "misaligned",
+            "multiple of 16",
+        ),
+        (
+            INIT + "add.u32 %r1, %base, 64;" + LOAD.format(d="%r1", s="%a0", n=24, b="%base"),
+            "misaligned",
+            "24 bytes",
+        ),
+        (
+            INIT + "add.u32 %r1, %base, 64;" + LOAD.format(d="%r1", s="%a0 + 4", n=16, b="%base"),
+            "misaligned",
+            "source",
+        ),
+        (
+            INIT + "add.u32 %r1, %base, 64;" + LOAD.format(d="%r1", s="%a0", n=1024, b="%base") + WAIT,
+            "out-of-bounds",
+            "past the end|1024 bytes",
+        ),
+        (INIT + LOAD.format(d="%base", s="%a0", n=16, b="%base"), "mbarrier", "overwrite the mbarrier"),
+        (
+            INIT + "add.u32 %r1, %base, 64;" + LOAD.format(d="%r1", s="%a0", n=16, b="%r1"),
+            "mbarrier",
+            "no mbarrier",
+        ),
+        (
+            INIT
+            + "add.u32 %r1, %base, 64;"
+            + LOAD.format(d="%r1", s="%a0", n=16, b="%base")
+            + "@%p0 mbarrier.arrive.shared::cta.b64 _, [%base];"
+            + WAIT
+            + "ld.shared.b32 %r9, [%r1];"
+            + STORE,
+            ("race", "mbarrier", "uninitialised"),
+            ".",
+        ),
+        ("add.u32 %r1, %base, 4; cp.async.ca.shared.global [%r1], [%a0], 8;", "misaligned", "multiple of 8"),
+        ("cp.async.cg.shared.global [%base], [%a0], 8;", "operand", ".cg takes 16"),
+    ],
+)
 def test_wrong_copies_are_reported(body, kind, message):
     for schedule, seed in SCHEDULES:
         with pytest.raises(Fault, match=message) as caught:

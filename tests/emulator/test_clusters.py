@@ -32,25 +32,45 @@ SHIFT = """
 def test_what_was_stored_before_the_barrier_is_seen_behind_it(schedule, seed, aligned):
     both = (ARRIVE + WAIT).format(aligned, aligned)
     out = filled(4, 64)
-    launch(SHIFT.format(first=both, last=both), out, threads=64, ctas=4, cluster=4, schedule=schedule, seed=seed)
+    launch(
+        SHIFT.format(first=both, last=both), out, threads=64, ctas=4, cluster=4, schedule=schedule, seed=seed
+    )
     np.testing.assert_array_equal(out, (np.arange(4)[:, None] + 1) % 4 * 100 + np.arange(64))
 
 
-@pytest.mark.parametrize("first, last, kinds", [
-    ("", ARRIVE.format("") + WAIT.format(""), ("race", "uninitialised")),
-    (ARRIVE.format(".relaxed") + WAIT.format(""), ARRIVE.format("") + WAIT.format(""), ("race",)),
-    (ARRIVE.format("") + WAIT.format(""), "", ("cluster-exit", "deadlock")),
-    (ARRIVE.format("") + ARRIVE.format(""), "", ("barrier",)),
-    (WAIT.format(""), "", ("barrier",)),
-    ("setp.eq.u32 %p1, %rank, 2; @!%p1 " + ARRIVE.format("") + "@!%p1 " + WAIT.format("") + "@%p1 bra.uni STUCK;"
-     "bra OVER; STUCK: bar.sync 1, 128; OVER:", "", ("deadlock",)),
-])
+@pytest.mark.parametrize(
+    "first, last, kinds",
+    [
+        ("", ARRIVE.format("") + WAIT.format(""), ("race", "uninitialised")),
+        (ARRIVE.format(".relaxed") + WAIT.format(""), ARRIVE.format("") + WAIT.format(""), ("race",)),
+        (ARRIVE.format("") + WAIT.format(""), "", ("cluster-exit", "deadlock")),
+        (ARRIVE.format("") + ARRIVE.format(""), "", ("barrier",)),
+        (WAIT.format(""), "", ("barrier",)),
+        (
+            "setp.eq.u32 %p1, %rank, 2; @!%p1 "
+            + ARRIVE.format("")
+            + "@!%p1 "
+            + WAIT.format("")
+            + "@%p1 bra.uni STUCK;"
+            "bra OVER; STUCK: bar.sync 1, 128; OVER:",
+            "",
+            ("deadlock",),
+        ),
+    ],
+)
 def test_broken_protocols_are_reported(first, last, kinds):
     found = set()
     for schedule, seed in SCHEDULES:
         try:
-            launch(SHIFT.format(first=first, last=last), filled(4, 64), threads=64, ctas=4, cluster=4,
-                   schedule=schedule, seed=seed)
+            launch(
+                SHIFT.format(first=first, last=last),
+                filled(4, 64),
+                threads=64,
+                ctas=4,
+                cluster=4,
+                schedule=schedule,
+                seed=seed,
+            )
         except Fault as fault:
             found.add(fault.kind)
     assert found and found <= set(kinds)
@@ -60,7 +80,15 @@ def test_a_fence_before_a_relaxed_arrival_publishes_what_it_saw():
     out = filled(4, 64)
     both = "fence.acq_rel.cluster;" + (ARRIVE + WAIT).format(".relaxed", "")
     for schedule, seed in SCHEDULES:
-        launch(SHIFT.format(first=both, last=both), out, threads=64, ctas=4, cluster=4, schedule=schedule, seed=seed)
+        launch(
+            SHIFT.format(first=both, last=both),
+            out,
+            threads=64,
+            ctas=4,
+            cluster=4,
+            schedule=schedule,
+            seed=seed,
+        )
 
 
 def test_a_deadlock_names_those_who_have_not_arrived():

@@ -14,14 +14,22 @@ from msa_cudacore.ptx.emulator import tensor_core as tc
 RECORDED = np.load(Path(__file__).parent / "data" / "h200_mma.npz")
 
 FORMS = {
-    "f16_k16": "m16n8k16.row.col.f32.f16.f16.f32", "bf16_k16": "m16n8k16.row.col.f32.bf16.bf16.f32",
-    "tf32_k8": "m16n8k8.row.col.f32.tf32.tf32.f32", "f16_k8": "m16n8k8.row.col.f32.f16.f16.f32",
-    "bf16_k8": "m16n8k8.row.col.f32.bf16.bf16.f32", "tf32_k4": "m16n8k4.row.col.f32.tf32.tf32.f32",
-    "f16h_k16": "m16n8k16.row.col.f16.f16.f16.f16", "e4m3_k32": "m16n8k32.row.col.f32.e4m3.e4m3.f32",
-    "e5m2_k32": "m16n8k32.row.col.f32.e5m2.e5m2.f32", "e4m3e5m2_k32": "m16n8k32.row.col.f32.e4m3.e5m2.f32",
-    "e4m3h_k32": "m16n8k32.row.col.f16.e4m3.e4m3.f16", "e4m3_k16": "m16n8k16.row.col.f32.e4m3.e4m3.f32",
-    "s8_k32": "m16n8k32.row.col.s32.s8.s8.s32", "u8s8_k32sat": "m16n8k32.row.col.satfinite.s32.u8.s8.s32",
-    "f16_k16_any": "m16n8k16.row.col.f32.f16.f16.f32", "bf16_k16_any": "m16n8k16.row.col.f32.bf16.bf16.f32",
+    "f16_k16": "m16n8k16.row.col.f32.f16.f16.f32",
+    "bf16_k16": "m16n8k16.row.col.f32.bf16.bf16.f32",
+    "tf32_k8": "m16n8k8.row.col.f32.tf32.tf32.f32",
+    "f16_k8": "m16n8k8.row.col.f32.f16.f16.f32",
+    "bf16_k8": "m16n8k8.row.col.f32.bf16.bf16.f32",
+    "tf32_k4": "m16n8k4.row.col.f32.tf32.tf32.f32",
+    "f16h_k16": "m16n8k16.row.col.f16.f16.f16.f16",
+    "e4m3_k32": "m16n8k32.row.col.f32.e4m3.e4m3.f32",
+    "e5m2_k32": "m16n8k32.row.col.f32.e5m2.e5m2.f32",
+    "e4m3e5m2_k32": "m16n8k32.row.col.f32.e4m3.e5m2.f32",
+    "e4m3h_k32": "m16n8k32.row.col.f16.e4m3.e4m3.f16",
+    "e4m3_k16": "m16n8k16.row.col.f32.e4m3.e4m3.f32",
+    "s8_k32": "m16n8k32.row.col.s32.s8.s8.s32",
+    "u8s8_k32sat": "m16n8k32.row.col.satfinite.s32.u8.s8.s32",
+    "f16_k16_any": "m16n8k16.row.col.f32.f16.f16.f32",
+    "bf16_k16_any": "m16n8k16.row.col.f32.bf16.bf16.f32",
     "e5m2_k32_any": "m16n8k32.row.col.f32.e5m2.e5m2.f32",
 }
 
@@ -32,13 +40,20 @@ def test_mma_sync_agrees_with_an_h200_to_the_last_bit(name):
     nd, na, nb, nc = mc.register_counts(attributes)
     for a, b, c, d in zip(*(RECORDED[f"{name}.{x}"] for x in "abcd")):
         a, b, c, d = (x.reshape(-1, 32) for x in (a, b, c, d))
-        registers = np.concatenate([np.full((nd, 32), 0xBAD, np.uint64), a[:na], b[:nb], c[:nc]]).astype(np.uint64)
+        registers = np.concatenate([np.full((nd, 32), 0xBAD, np.uint64), a[:na], b[:nb], c[:nc]]).astype(
+            np.uint64
+        )
         mc.run_matrix(0, registers, np.arange(len(registers)), 0, attributes)
         np.testing.assert_array_equal(registers[:nd], d[:nd])
 
 
-WGMMA = {"wg_f16": (tc.F16, tc.F16, 16), "wg_bf16": (tc.BF16, tc.BF16, 16), "wg_tf32": (tc.TF32, tc.TF32, 32),
-         "wg_e4m3": (tc.E4M3, tc.E4M3, 8), "wg_e5m2": (tc.E5M2, tc.E4M3, 8)}
+WGMMA = {
+    "wg_f16": (tc.F16, tc.F16, 16),
+    "wg_bf16": (tc.BF16, tc.BF16, 16),
+    "wg_tf32": (tc.TF32, tc.TF32, 32),
+    "wg_e4m3": (tc.E4M3, tc.E4M3, 8),
+    "wg_e5m2": (tc.E5M2, tc.E4M3, 8),
+}
 
 
 @pytest.mark.parametrize("name", WGMMA)
@@ -59,12 +74,16 @@ def test_wgmma_agrees_with_an_h200_to_the_last_bit(name):
             lanes = slice(32 * warp, 32 * warp + 32)
             before[row[..., 0], column[..., 0]] = c.reshape(4, 128)[:, lanes]
             after[row[..., 0], column[..., 0]] = d.reshape(4, 128)[:, lanes]
-            got = tc.mma_float(matrices[0][16 * warp:16 * warp + 16], matrices[1], before, a_format, b_format, **narrow)
+            got = tc.mma_float(
+                matrices[0][16 * warp : 16 * warp + 16], matrices[1], before, a_format, b_format, **narrow
+            )
             np.testing.assert_array_equal(got, after)
 
 
-@pytest.mark.parametrize("m, n, k, bits", [(16, 8, 16, 16), (16, 8, 8, 32), (16, 8, 32, 8), (8, 8, 16, 8),
-                                           (16, 8, 64, 4), (8, 8, 4, 64)])
+@pytest.mark.parametrize(
+    "m, n, k, bits",
+    [(16, 8, 16, 16), (16, 8, 8, 32), (16, 8, 32, 8), (8, 8, 16, 8), (16, 8, 64, 4), (8, 8, 4, 64)],
+)
 def test_fragments_hold_every_element_once(m, n, k, bits):
     for (major, minor), rows in ((layouts.operand_a(m, k, bits), m), (layouts.operand_b(n, k, bits), n)):
         assert sorted((major * k + minor).ravel().tolist()) == list(range(rows * k))
@@ -86,21 +105,28 @@ def test_double_precision_products_round_once():
     registers[4:6] = c[dr[..., 0], dc[..., 0]].view(np.uint64)
     mc.run_matrix(0, registers, np.arange(6), 0, attributes)
     from fractions import Fraction
+
     for r in range(2):
         for lane in range(32):
             row, column = dr[r, lane, 0], dc[r, lane, 0]
             total = c[row, column]
             for i in range(4):
                 total = float(Fraction(a[row, i]) * Fraction(b[column, i]) + Fraction(total))
-            assert registers[r, lane:lane + 1].view(np.float64)[0] == total
+            assert registers[r, lane : lane + 1].view(np.float64)[0] == total
 
 
-@pytest.mark.parametrize("form, message", [
-    ("m16n8k16.row.col.f32.f16.f16", "four types"), ("m16n8k32.row.col.f32.f16.f16.f32", "does not exist"),
-    ("m8n8k4.col.col.f32.f16.f16.f32", "row-major"), ("sp.m16n8k32.row.col.f32.f16.f16.f32", "not modelled"),
-    ("row.col.f32.f16.f16.f32", "no shape"), ("m16n8k16.row.col.f16.bf16.bf16.f16", "does not exist"),
-    ("m16n8k32.row.col.f32.s8.s8.f32", "does not exist"),
-])
+@pytest.mark.parametrize(
+    "form, message",
+    [
+        ("m16n8k16.row.col.f32.f16.f16", "four types"),
+        ("m16n8k32.row.col.f32.f16.f16.f32", "does not exist"),
+        ("m8n8k4.col.col.f32.f16.f16.f32", "row-major"),
+        ("sp.m16n8k32.row.col.f32.f16.f16.f32", "not modelled"),
+        ("row.col.f32.f16.f16.f32", "no shape"),
+        ("m16n8k16.row.col.f16.bf16.bf16.f16", "does not exist"),
+        ("m16n8k32.row.col.f32.s8.s8.f32", "does not exist"),
+    ],
+)
 def test_forms_that_do_not_exist_are_refused(form, message):
     with pytest.raises(ValueError, match=message):
         mc.encode_mma(tuple(form.split(".")))

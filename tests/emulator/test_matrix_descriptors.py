@@ -16,7 +16,12 @@ KNOWN = [
     (0x10050910, "tf32", dict(cta_group=2), dict(m=256, n=16, a_format=tc.TF32, b_mn_major=True)),
     (0x08100410, "f8f6f4", {}, dict(m=128, n=64, a_format=tc.E4M3, b_format=tc.E5M2)),
     (0x081004A0, "i8", {}, dict(m=128, n=64, a_format=tc.S8, b_format=tc.S8)),
-    (0x08A00000, "mxf8f6f4", dict(scale_vector=1), dict(m=128, n=128, a_format=tc.E4M3, scale_format=tc.UE8M0)),
+    (
+        0x08A00000,
+        "mxf8f6f4",
+        dict(scale_vector=1),
+        dict(m=128, n=128, a_format=tc.E4M3, scale_format=tc.UE8M0),
+    ),
     (0x08A00280, "mxf8f6f4", dict(scale_vector=1), dict(a_format=tc.E2M1, b_format=tc.E4M3)),
     (0x08A00480, "mxf4", dict(scale_vector=2), dict(m=128, n=128, k=64, a_format=tc.E2M1, b_format=tc.E2M1)),
     (0x10200480, "mxf4nvf4", dict(scale_vector=4, cta_group=2), dict(m=256, n=128, scale_format=tc.UE4M3)),
@@ -59,13 +64,22 @@ def test_illegal_instruction_descriptors_name_the_field(word, kind, how, message
 
 
 def tcgen05_word(start=0, leading=0, stride=0, swizzle=0, version=1, base=0):
-    return start >> 4 | (leading >> 4) << 16 | (stride >> 4) << 32 | version << 46 | base << 49 | swizzle << 61
+    return (
+        start >> 4 | (leading >> 4) << 16 | (stride >> 4) << 32 | version << 46 | base << 49 | swizzle << 61
+    )
 
 
-@pytest.mark.parametrize("word, message", [
-    (tcgen05_word(version=0), "version"), (tcgen05_word(swizzle=3), "swizzle"), (tcgen05_word() | 1 << 14, "15:14"),
-    (tcgen05_word() | 1 << 52, "absolute"), (tcgen05_word() | 1 << 53, "60:53"), (tcgen05_word(base=1), "base offset"),
-])
+@pytest.mark.parametrize(
+    "word, message",
+    [
+        (tcgen05_word(version=0), "version"),
+        (tcgen05_word(swizzle=3), "swizzle"),
+        (tcgen05_word() | 1 << 14, "15:14"),
+        (tcgen05_word() | 1 << 52, "absolute"),
+        (tcgen05_word() | 1 << 53, "60:53"),
+        (tcgen05_word(base=1), "base offset"),
+    ],
+)
 def test_illegal_shared_descriptors_name_the_field(word, message):
     with pytest.raises(md.DescriptorError, match=message):
         md.decode_tcgen05_matrix_descriptor(word)
@@ -130,7 +144,12 @@ def test_a_base_offset_moves_the_start_of_the_pattern():
 def test_layout_and_swizzle_must_fit():
     atom32 = md.decode_tcgen05_matrix_descriptor(tcgen05_word(swizzle=1))
     plain = md.decode_tcgen05_matrix_descriptor(tcgen05_word(swizzle=2))
-    for descriptor, bits, mn_major in ((atom32, 16, False), (atom32, 16, True), (plain, 32, True), (plain, 4, True)):
+    for descriptor, bits, mn_major in (
+        (atom32, 16, False),
+        (atom32, 16, True),
+        (plain, 32, True),
+        (plain, 4, True),
+    ):
         with pytest.raises(md.DescriptorError):
             md.check_operand_layout(descriptor, element_bits=bits, mn_major=mn_major)
     md.check_operand_layout(atom32, element_bits=32, mn_major=True)
@@ -143,20 +162,29 @@ def test_padded_units_ignore_their_pad_bytes():
         codes = rng.integers(0, 1 << bits, (5, 16)).astype(np.uint8)
         stream = sum(codes[:, i].astype(object) << (bits * i) for i in range(16))
         units = np.array([list(int(x).to_bytes(16, "little")) for x in stream], np.uint8)
-        units[:, 2 * bits:] = rng.integers(0, 256, (5, 16 - 2 * bits))
+        units[:, 2 * bits :] = rng.integers(0, 256, (5, 16 - 2 * bits))
         np.testing.assert_array_equal(md.padded_fp_elements(units, fmt), codes)
 
 
 def test_every_descriptor_that_the_host_encodes_is_decoded_to_its_arguments():
-    kinds = [(kind, a, b) for kind in encoders.KINDS for a in encoders.FORMATS[kind] for b in encoders.FORMATS[kind]
-             if kind != "f16" or a == b]
+    kinds = [
+        (kind, a, b)
+        for kind in encoders.KINDS
+        for a in encoders.FORMATS[kind]
+        for b in encoders.FORMATS[kind]
+        if kind != "f16" or a == b
+    ]
     for kind, a, b in kinds:
         scaled = kind.startswith("mx")
         for m in (128,) if scaled else (64, 128):
             for n in (16, 32, 256):
                 for flags in range(16 if kind not in ("mxf4", "mxf4nvf4", "i8") else 1):
-                    options = dict(zip(("a_mn_major", "b_mn_major", "negate_a", "negate_b"),
-                                       (bool(flags >> i & 1) for i in range(4))))
+                    options = dict(
+                        zip(
+                            ("a_mn_major", "b_mn_major", "negate_a", "negate_b"),
+                            (bool(flags >> i & 1) for i in range(4)),
+                        )
+                    )
                     if kind == "i8":
                         options = dict(accumulator="s32", saturate=n == 16)
                     word = encoders.instruction_descriptor(kind, m, n, a=a, b=b, **options)
@@ -171,11 +199,18 @@ def test_every_descriptor_that_the_host_encodes_is_decoded_to_its_arguments():
 
 def test_every_matrix_descriptor_that_the_host_encodes_is_decoded_to_its_arguments():
     rng = np.random.default_rng()
-    modes = {"none": md.NO_SWIZZLE, "32B": md.SWIZZLE_32B, "64B": md.SWIZZLE_64B, "128B": md.SWIZZLE_128B,
-             "128B_ATOM_32B": md.SWIZZLE_128B_ATOM_32B}
+    modes = {
+        "none": md.NO_SWIZZLE,
+        "32B": md.SWIZZLE_32B,
+        "64B": md.SWIZZLE_64B,
+        "128B": md.SWIZZLE_128B,
+        "128B_ATOM_32B": md.SWIZZLE_128B_ATOM_32B,
+    }
     assert set(modes) == set(encoders.SWIZZLES)
     for name, mode in modes.items():
         for _ in range(20):
             address, stride, leading = (int(x) * 16 for x in rng.integers(0, 1 << 14, 3))
             word = encoders.matrix_descriptor(address, name, stride_bytes=stride, leading_bytes=leading)
-            assert md.decode_tcgen05_matrix_descriptor(word) == md.MatrixDescriptor(address, leading, stride, mode, 0)
+            assert md.decode_tcgen05_matrix_descriptor(word) == md.MatrixDescriptor(
+                address, leading, stride, mode, 0
+            )

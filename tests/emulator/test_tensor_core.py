@@ -23,8 +23,10 @@ def evaluate(word):
     kind = word["kind"]
     if kind == "i8":
         widen = {"u8": np.uint8, "s8": np.int8}
-        a, b = (x.astype(np.uint8).view(widen[f]).astype(np.int32)
-                for x, f in ((a, word["a_format"]), (b, word["b_format"])))
+        a, b = (
+            x.astype(np.uint8).view(widen[f]).astype(np.int32)
+            for x, f in ((a, word["a_format"]), (b, word["b_format"]))
+        )
         return int(tc.mma_integer(a, b, c, saturate=word["saturate"])[0, 0])
     if kind in ("mxf4", "mxf4nvf4"):
         sa, sb = (np.array([word[s]], np.uint8) for s in ("scale_a", "scale_b"))
@@ -47,8 +49,12 @@ def test_recorded_word_is_reproduced_to_the_last_bit(word):
 
 
 FLOATS = {
-    tc.F16: np.float16, tc.BF16: ml_dtypes.bfloat16, tc.E4M3: ml_dtypes.float8_e4m3fn,
-    tc.E5M2: ml_dtypes.float8_e5m2, tc.E2M3: ml_dtypes.float6_e2m3fn, tc.E3M2: ml_dtypes.float6_e3m2fn,
+    tc.F16: np.float16,
+    tc.BF16: ml_dtypes.bfloat16,
+    tc.E4M3: ml_dtypes.float8_e4m3fn,
+    tc.E5M2: ml_dtypes.float8_e5m2,
+    tc.E2M3: ml_dtypes.float6_e2m3fn,
+    tc.E3M2: ml_dtypes.float6_e3m2fn,
     tc.E2M1: ml_dtypes.float4_e2m1fn,
 }
 
@@ -66,7 +72,16 @@ def raw_exponent(value, least):
     return max(int(np.floor(np.log2(abs(value)))), least)
 
 
-LEAST = {tc.F16: -14, tc.BF16: -126, tc.TF32: -126, tc.E4M3: -6, tc.E5M2: -14, tc.E2M3: 0, tc.E3M2: -2, tc.E2M1: 0}
+LEAST = {
+    tc.F16: -14,
+    tc.BF16: -126,
+    tc.TF32: -126,
+    tc.E4M3: -6,
+    tc.E5M2: -14,
+    tc.E2M3: 0,
+    tc.E3M2: -2,
+    tc.E2M1: 0,
+}
 
 
 def cut(value: Fraction, quantum: int) -> Fraction:
@@ -96,15 +111,24 @@ def finite_words(rng, fmt, shape):
         # Moderate exponents, so that many terms meet in one window.
         width = 16 if fmt == tc.BF16 else 32
         exponent = rng.integers(112, 142, shape).astype(np.uint32)
-        words = (words & np.uint32(((1 << width) - 1) ^ (0xFF << (width - 9)))) | exponent << np.uint32(width - 9)
+        words = (words & np.uint32(((1 << width) - 1) ^ (0xFF << (width - 9)))) | exponent << np.uint32(
+            width - 9
+        )
     finite = np.isfinite(values(words, fmt))
     return np.where(finite, words, np.uint32(0))
 
 
-@pytest.mark.parametrize("a_format, b_format, depth", [
-    (tc.F16, tc.F16, 16), (tc.BF16, tc.BF16, 16), (tc.TF32, tc.TF32, 8), (tc.E4M3, tc.E5M2, 32),
-    (tc.E2M3, tc.E4M3, 32), (tc.E3M2, tc.E2M1, 32),
-])
+@pytest.mark.parametrize(
+    "a_format, b_format, depth",
+    [
+        (tc.F16, tc.F16, 16),
+        (tc.BF16, tc.BF16, 16),
+        (tc.TF32, tc.TF32, 8),
+        (tc.E4M3, tc.E5M2, 32),
+        (tc.E2M3, tc.E4M3, 32),
+        (tc.E3M2, tc.E2M1, 32),
+    ],
+)
 def test_window_arithmetic_agrees_with_exact_fractions(a_format, b_format, depth):
     rng = np.random.default_rng()
     a, b = finite_words(rng, a_format, (5, depth)), finite_words(rng, b_format, (7, depth))
@@ -113,8 +137,11 @@ def test_window_arithmetic_agrees_with_exact_fractions(a_format, b_format, depth
     va, vb = values(a, a_format), values(b, b_format)
     for m in range(5):
         for n in range(7):
-            tops = [raw_exponent(x, LEAST[a_format]) + raw_exponent(y, LEAST[b_format])
-                    for x, y in zip(va[m], vb[n]) if x and y] + [raw_exponent(c[m, n], -126)]
+            tops = [
+                raw_exponent(x, LEAST[a_format]) + raw_exponent(y, LEAST[b_format])
+                for x, y in zip(va[m], vb[n])
+                if x and y
+            ] + [raw_exponent(c[m, n], -126)]
             quantum = max(tops) - 25
             total = sum(cut(Fraction(x) * Fraction(y), quantum) for x, y in zip(va[m], vb[n]))
             total += cut(Fraction(float(c[m, n])), quantum)
@@ -143,7 +170,9 @@ def test_nvfp4_product_is_exact_where_nothing_is_cut():
     va = values(a, tc.E2M1) * np.repeat(ue4m3(sa), 16, axis=1)
     vb = values(b, tc.E2M1) * np.repeat(ue4m3(sb), 16, axis=1)
     exact = va @ vb.T
-    assert [[hex(exact_word(Fraction(x))) for x in row] for row in exact] == [[hex(x) for x in row] for row in got]
+    assert [[hex(exact_word(Fraction(x))) for x in row] for row in exact] == [
+        [hex(x) for x in row] for row in got
+    ]
 
 
 def test_nvfp4_keeps_the_accumulator_where_all_products_vanish():
@@ -156,16 +185,29 @@ def test_nvfp4_keeps_the_accumulator_where_all_products_vanish():
 
 def test_half_precision_result_rounds_to_nearest_even():
     one = np.array([[0x3C00] + [0] * 15], np.uint32)
-    for words, expected in (((0x3C00, 0x1000), 0x3C00), ((0x3C01, 0x1000), 0x3C02), ((0x7BFF, 0x4C00), 0x7C00)):
-        got = tc.mma_float(one, np.array([[words[0]] + [0] * 15], np.uint32), np.array([[words[1]]], np.uint32),
-                           tc.F16, tc.F16, d_format=tc.D_F16)
+    for words, expected in (
+        ((0x3C00, 0x1000), 0x3C00),
+        ((0x3C01, 0x1000), 0x3C02),
+        ((0x7BFF, 0x4C00), 0x7C00),
+    ):
+        got = tc.mma_float(
+            one,
+            np.array([[words[0]] + [0] * 15], np.uint32),
+            np.array([[words[1]]], np.uint32),
+            tc.F16,
+            tc.F16,
+            d_format=tc.D_F16,
+        )
         assert hex(got[0, 0]) == hex(expected)
 
 
-@pytest.mark.parametrize("arguments, message", [
-    ((np.zeros((2, 16)), np.zeros((2, 8)), np.zeros((2, 2))), r"must be \[M, K\]"),
-    ((np.zeros((2, 16)), np.zeros((2, 16)), np.zeros((2, 3))), r"must be \[M, K\]"),
-])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ((np.zeros((2, 16)), np.zeros((2, 8)), np.zeros((2, 2))), r"must be \[M, K\]"),
+        ((np.zeros((2, 16)), np.zeros((2, 16)), np.zeros((2, 3))), r"must be \[M, K\]"),
+    ],
+)
 def test_mismatched_shapes_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         tc.mma_float(*arguments, tc.F16, tc.F16)
@@ -206,7 +248,7 @@ def slow_fp4(a, b, c_word, sa, sb, scale_format):
     top, scale_top = max(live), max(r for r in scale_raws if r is not None)
 
     def group(size):
-        return [sum(products[i:i + size]) for i in range(0, 64, size)]
+        return [sum(products[i : i + size]) for i in range(0, 64, size)]
 
     if c and c_raw >= top:
         q = c_raw - 35
@@ -216,13 +258,15 @@ def slow_fp4(a, b, c_word, sa, sb, scale_format):
         return exact_word(sum(cut(g, q) for g in group(4)) + cut(c, q))
     kept = []
     for i, g in enumerate(group(16)):
-        mine = [r for r in product_raws[16 * i:16 * i + 16] if r is not None]
+        mine = [r for r in product_raws[16 * i : 16 * i + 16] if r is not None]
         finer = max(q, c_raw - 35) if c and mine and c_raw >= max(mine) else q
-        kept.append((cut(cut(g, finer), q), [r for r in scale_raws[16 * i:16 * i + 16] if r is not None]))
+        kept.append((cut(cut(g, finer), q), [r for r in scale_raws[16 * i : 16 * i + 16] if r is not None]))
     word = exact_word(sum(g for g, _ in kept) + cut(c, q))
     if 0 < word & 0x7FFFFFFF < 0x800000:
         least = Fraction(2) ** max(-174, q)
-        word = exact_word(sum(g for g, s in kept if not (s and max(s) < scale_top and abs(g) < least)) + cut(c, q))
+        word = exact_word(
+            sum(g for g, s in kept if not (s and max(s) < scale_top and abs(g) < least)) + cut(c, q)
+        )
     return word
 
 
@@ -232,14 +276,18 @@ def test_fp4_products_agree_with_a_slow_model(scale_format, blocks, spread):
     rng = np.random.default_rng()
     a, b = (rng.integers(0, 16, (8, 64)).astype(np.uint8) * (rng.random((8, 64)) < 0.7) for _ in range(2))
     if scale_format == tc.UE8M0:
-        sa, sb = (rng.integers(127 - spread // 2, 127 + spread // 2, (8, blocks)).astype(np.uint8) for _ in range(2))
+        sa, sb = (
+            rng.integers(127 - spread // 2, 127 + spread // 2, (8, blocks)).astype(np.uint8) for _ in range(2)
+        )
     else:
         sa, sb = (rng.integers(0, 0x7F, (8, blocks)).astype(np.uint8) for _ in range(2))
     exponents = rng.integers(-spread // 2, spread // 2 + 8, (8, 8))
-    c = (rng.standard_normal((8, 8)) * 2.0 ** exponents * (rng.random((8, 8)) < 0.8)).astype(np.float32)
+    c = (rng.standard_normal((8, 8)) * 2.0**exponents * (rng.random((8, 8)) < 0.8)).astype(np.float32)
     got = tc.mma_fp4(a, b, c.view(np.uint32), sa, sb, scale_format)
-    expected = [[slow_fp4(a[m], b[n], c.view(np.uint32)[m, n], sa[m], sb[n], scale_format) for n in range(8)]
-                for m in range(8)]
+    expected = [
+        [slow_fp4(a[m], b[n], c.view(np.uint32)[m, n], sa[m], sb[n], scale_format) for n in range(8)]
+        for m in range(8)
+    ]
     assert [[hex(x) for x in row] for row in got] == [[hex(x) for x in row] for row in expected]
 
 

@@ -36,9 +36,15 @@ COPIES = json.loads((Path(__file__).parent / "data" / "h200_tensor_copies.json")
 
 def recorded_map(copy):
     names = ("global_dim", "global_strides", "box_dim", "element_strides")
-    return tmap.TensorMap(copy["data_type"], len(copy["global_dim"]), np.zeros(1, np.uint8),
-                          *(copy[n] for n in names), swizzle=copy["swizzle"], oob_fill=copy["oob_fill"],
-                          l2_promotion=copy["l2_promotion"])
+    return tmap.TensorMap(
+        copy["data_type"],
+        len(copy["global_dim"]),
+        np.zeros(1, np.uint8),
+        *(copy[n] for n in names),
+        swizzle=copy["swizzle"],
+        oob_fill=copy["oob_fill"],
+        l2_promotion=copy["l2_promotion"],
+    )
 
 
 def test_the_fields_lie_where_the_driver_puts_them():
@@ -49,7 +55,9 @@ def test_the_fields_lie_where_the_driver_puts_them():
 
 def test_loads_agree_with_an_h200():
     i = np.arange(1 << 20, dtype=np.uint64)
-    source = ((i * np.uint64(2654435761) >> np.uint64(13) ^ i >> np.uint64(7)) & np.uint64(255)).astype(np.uint8)
+    source = ((i * np.uint64(2654435761) >> np.uint64(13) ^ i >> np.uint64(7)) & np.uint64(255)).astype(
+        np.uint8
+    )
     for copy in COPIES:
         if not copy["store"]:
             tile = tmap.decode(recorded_map(copy).encode(BASE))
@@ -73,7 +81,7 @@ def test_stores_agree_with_an_h200():
         image = shared[addresses[..., None] + np.arange(16)].reshape(box.total, -1)
         written = np.full(65536, 0x55, np.uint8)
         for address, row in zip(box.addresses - BASE, tmap.store_rows(tile, box, image)):
-            written[address:address + row.size] = row
+            written[address : address + row.size] = row
         assert hashlib.sha256(written.tobytes()).hexdigest()[:16] == copy["digest"], copy
 
 
@@ -99,16 +107,18 @@ def test_every_element_of_a_box_arrives_and_the_outside_is_zero(rank):
             expected = b"\0\0"
             if all(0 <= p < d for p, d in zip(point, dims)):
                 start = point[0] * 2 + sum(p * s for p, s in zip(point[1:], strides))
-                expected = data[start:start + 2].tobytes()
-            assert shared[2 * place:2 * place + 2].tobytes() == expected
+                expected = data[start : start + 2].tobytes()
+            assert shared[2 * place : 2 * place + 2].tobytes() == expected
         assert tile.transaction_bytes == 2 * int(np.prod(counts))
 
 
 def test_128_byte_swizzle_permutes_the_chunks_of_each_line():
     data = np.random.default_rng().integers(0, 256, 16 * 128).astype(np.uint8)
-    tile = tmap.decode(tmap.TensorMap("uint8", 2, data, (128, 16), (128,), (128, 16), swizzle="128B").encode(BASE))
+    tile = tmap.decode(
+        tmap.TensorMap("uint8", 2, data, (128, 16), (128,), (128, 16), swizzle="128B").encode(BASE)
+    )
     for destination in (1024, 1024 + 384):
-        shared = load(tile, data, (0, 0), destination)[destination:destination + 2048].reshape(16, 8, 16)
+        shared = load(tile, data, (0, 0), destination)[destination : destination + 2048].reshape(16, 8, 16)
         for line in range(16):
             for chunk in range(8):
                 moved = chunk ^ ((line + destination // 128) % 8)
@@ -119,21 +129,27 @@ def test_128_byte_swizzle_permutes_the_chunks_of_each_line():
 def test_narrow_swizzles_permute_within_their_width(mode, width, lines):
     rows = 32
     data = np.random.default_rng().integers(0, 256, rows * width).astype(np.uint8)
-    tile = tmap.decode(tmap.TensorMap("uint8", 2, data, (width, rows), (width,), (width, rows),
-                                      swizzle=mode).encode(BASE))
-    shared = load(tile, data, (0, 0))[:rows * width]
+    tile = tmap.decode(
+        tmap.TensorMap("uint8", 2, data, (width, rows), (width,), (width, rows), swizzle=mode).encode(BASE)
+    )
+    shared = load(tile, data, (0, 0))[: rows * width]
     for row in range(rows):
         for chunk in range(width // 16):
             line = row * width // 128
             moved = row * width + 16 * (chunk ^ (line % lines))
-            np.testing.assert_array_equal(shared[moved:moved + 16], data[row * width + 16 * chunk:][:16])
+            np.testing.assert_array_equal(shared[moved : moved + 16], data[row * width + 16 * chunk :][:16])
 
 
 def test_flipped_atoms_swap_the_halves_of_odd_lines():
     data = np.random.default_rng().integers(0, 256, 8 * 128).astype(np.uint8)
-    plain, flipped = (load(tmap.decode(tmap.TensorMap("uint8", 2, data, (128, 8), (128,), (128, 8),
-                                                      swizzle=s).encode(BASE)), data, (0, 0))[:1024]
-                      for s in ("128B_ATOM_32B", "128B_ATOM_32B_FLIP_8B"))
+    plain, flipped = (
+        load(
+            tmap.decode(tmap.TensorMap("uint8", 2, data, (128, 8), (128,), (128, 8), swizzle=s).encode(BASE)),
+            data,
+            (0, 0),
+        )[:1024]
+        for s in ("128B_ATOM_32B", "128B_ATOM_32B_FLIP_8B")
+    )
     plain, flipped = plain.reshape(8, 16, 8), flipped.reshape(8, 16, 8)
     np.testing.assert_array_equal(plain[::2], flipped[::2])
     np.testing.assert_array_equal(plain[1::2, 0::2], flipped[1::2, 1::2])
@@ -145,10 +161,10 @@ def test_padded_types_spread_sixteen_elements_over_sixteen_bytes(data_type, bits
     pitch = 256 * bits // 8
     tile = tmap.decode(tmap.TensorMap(data_type, 2, data, (256, 3), (pitch,), (128, 2)).encode(BASE))
     shared = load(tile, data, (128, 2))[:256].reshape(2, 8, 16)
-    row = data[2 * pitch + pitch // 2:3 * pitch].reshape(8, 2 * bits)
-    np.testing.assert_array_equal(shared[0, :, :2 * bits], row)
-    assert (shared[0, :, 2 * bits:] == 0xA5).all()
-    assert (shared[1, :, :2 * bits] == 0).all()
+    row = data[2 * pitch + pitch // 2 : 3 * pitch].reshape(8, 2 * bits)
+    np.testing.assert_array_equal(shared[0, :, : 2 * bits], row)
+    assert (shared[0, :, 2 * bits :] == 0xA5).all()
+    assert (shared[1, :, : 2 * bits] == 0).all()
     assert tile.transaction_bytes == 2 * 128 * bits // 8
     with pytest.raises(tmap.TensorMapError, match="multiple of 128"):
         tmap.box_at(tile, (64, 0))
@@ -156,8 +172,9 @@ def test_padded_types_spread_sixteen_elements_over_sixteen_bytes(data_type, bits
 
 def test_outside_elements_can_be_filled_with_nan():
     data = np.ones(64, np.float16)
-    tile = tmap.decode(tmap.TensorMap("float16", 1, data, (10,), (), (16,),
-                                      oob_fill="nan_request_zero_fma").encode(BASE))
+    tile = tmap.decode(
+        tmap.TensorMap("float16", 1, data, (10,), (), (16,), oob_fill="nan_request_zero_fma").encode(BASE)
+    )
     values = load(tile, data.view(np.uint8), (0,))[:32].view(np.float16)
     assert (values[:10] == 1).all() and np.isnan(values[10:]).all()
 
@@ -191,8 +208,11 @@ def test_gather_reads_four_rows_from_one_column():
     rows = data.reshape(10, 64)[:, 16:48]
     np.testing.assert_array_equal(image, [rows[9], rows[2], rows[2] * 0, rows[2]])
     with pytest.raises(tmap.TensorMapError, match="box_dim"):
-        tmap.box_gather4(tmap.decode(tmap.TensorMap("uint8", 2, data, (64, 10), (64,), (32, 2)).encode(BASE)),
-                         0, (0, 1, 2, 3))
+        tmap.box_gather4(
+            tmap.decode(tmap.TensorMap("uint8", 2, data, (64, 10), (64,), (32, 2)).encode(BASE)),
+            0,
+            (0, 1, 2, 3),
+        )
 
 
 def test_the_array_form_takes_shapes_outermost_first():
@@ -209,11 +229,17 @@ def test_encoding_is_undone_by_decoding():
         rank = int(rng.integers(1, 6))
         data_type = int(rng.integers(0, 13))
         bits = tmap.DATA_TYPES[data_type][1]
-        fields = tmap.TileMap(data_type, BASE + 4096, tuple(int(x) for x in rng.integers(1, 1 << 32, rank)),
-                              tuple(int(x) * 16 for x in rng.integers(0, 1 << 36, rank - 1)),
-                              (128 // bits, *(int(x) for x in rng.integers(1, 257, rank - 1))),
-                              tuple(int(x) for x in rng.integers(1, 9, rank)), int(rng.integers(0, 7)), False,
-                              int(rng.integers(0, 4)))
+        fields = tmap.TileMap(
+            data_type,
+            BASE + 4096,
+            tuple(int(x) for x in rng.integers(1, 1 << 32, rank)),
+            tuple(int(x) * 16 for x in rng.integers(0, 1 << 36, rank - 1)),
+            (128 // bits, *(int(x) for x in rng.integers(1, 257, rank - 1))),
+            tuple(int(x) for x in rng.integers(1, 9, rank)),
+            int(rng.integers(0, 7)),
+            False,
+            int(rng.integers(0, 4)),
+        )
         assert tmap.decode(fields.encode()) == fields
 
 
@@ -227,16 +253,32 @@ def test_foreign_bytes_are_refused():
 def test_a_map_can_be_built_from_zeros_field_by_field():
     wanted = tmap.TileMap(6, BASE + 512, (100, 7, 3), (256, 1 << 37), (64, 5, 1), (1, 2, 3), 4, True)
     data = bytes(128)
-    fields = [("global_address", BASE + 512), ("rank", 2), ("elemtype", 6), ("swizzle_mode", 3),
-              ("swizzle_atomicity", 1), ("fill_mode", 1), ("interleave_layout", 0)]
+    fields = [
+        ("global_address", BASE + 512),
+        ("rank", 2),
+        ("elemtype", 6),
+        ("swizzle_mode", 3),
+        ("swizzle_atomicity", 1),
+        ("fill_mode", 1),
+        ("interleave_layout", 0),
+    ]
     for i in range(3):
-        fields += [("global_dim", wanted.dims[i], i), ("box_dim", wanted.box[i], i),
-                   ("element_stride", wanted.element_strides[i], i)]
+        fields += [
+            ("global_dim", wanted.dims[i], i),
+            ("box_dim", wanted.box[i], i),
+            ("element_stride", wanted.element_strides[i], i),
+        ]
     fields += [("global_stride", wanted.strides[i], i) for i in range(2)]
     for field in fields:
         data = tmap.replace_field(data, *field)
     assert tmap.decode(data) == wanted
-    for field in (("box_dim", 300, 0), ("elemtype", 16), ("colour", 1), ("global_stride", 16, 4), ("rank", 9)):
+    for field in (
+        ("box_dim", 300, 0),
+        ("elemtype", 16),
+        ("colour", 1),
+        ("global_stride", 16, 4),
+        ("rank", 9),
+    ):
         with pytest.raises(tmap.TensorMapError, match=field[0]):
             tmap.replace_field(data, *field)
 
@@ -245,18 +287,34 @@ ARRAY = np.zeros(4096, np.uint8)
 GOOD = dict(data_type="uint8", rank=2, array=ARRAY, global_dim=(64, 8), global_strides=(64,), box_dim=(32, 8))
 
 
-@pytest.mark.parametrize("change, message", [
-    (dict(rank=6), "rank=6"), (dict(global_dim=(64,)), "needs 2 values"), (dict(global_dim=(64, 0)), "global_dim"),
-    (dict(global_strides=(72,)), "multiple of 16"), (dict(box_dim=(32, 257)), "box_dim"),
-    (dict(box_dim=(24, 8)), "multiple of 16 bytes"), (dict(box_dim=(64, 8), swizzle="32B"), "at most 32 bytes"),
-    (dict(element_strides=(1, 9)), "element_strides"), (dict(swizzle="256B"), "accepted are"),
-    (dict(interleave="32B"), "interleave"), (dict(oob_fill=1), "floating-point"), (dict(data_type="int3"), "data_type"),
-    (dict(data_type="16u4_align16b", box_dim=(64, 8)), "needs 128"),
-    (dict(data_type="16u4_align16b", box_dim=(128, 8)), "multiple of 128"),
-    (dict(data_type="16u4_align16b", box_dim=(128, 8), global_dim=(128, 8), global_strides=(48,)), "multiple of 32"),
-    (dict(data_type="16u4_align16b", box_dim=(128, 8), global_dim=(128, 8), swizzle="64B"), "takes none, 128B"),
-    (dict(data_type="16u4_align8b", global_dim=(63, 8)), "even"),
-])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(rank=6), "rank=6"),
+        (dict(global_dim=(64,)), "needs 2 values"),
+        (dict(global_dim=(64, 0)), "global_dim"),
+        (dict(global_strides=(72,)), "multiple of 16"),
+        (dict(box_dim=(32, 257)), "box_dim"),
+        (dict(box_dim=(24, 8)), "multiple of 16 bytes"),
+        (dict(box_dim=(64, 8), swizzle="32B"), "at most 32 bytes"),
+        (dict(element_strides=(1, 9)), "element_strides"),
+        (dict(swizzle="256B"), "accepted are"),
+        (dict(interleave="32B"), "interleave"),
+        (dict(oob_fill=1), "floating-point"),
+        (dict(data_type="int3"), "data_type"),
+        (dict(data_type="16u4_align16b", box_dim=(64, 8)), "needs 128"),
+        (dict(data_type="16u4_align16b", box_dim=(128, 8)), "multiple of 128"),
+        (
+            dict(data_type="16u4_align16b", box_dim=(128, 8), global_dim=(128, 8), global_strides=(48,)),
+            "multiple of 32",
+        ),
+        (
+            dict(data_type="16u4_align16b", box_dim=(128, 8), global_dim=(128, 8), swizzle="64B"),
+            "takes none, 128B",
+        ),
+        (dict(data_type="16u4_align8b", global_dim=(63, 8)), "even"),
+    ],
+)
 def test_what_the_driver_refuses_is_refused_by_name(change, message):
     tmap.TensorMap(**GOOD)
     with pytest.raises(tmap.TensorMapError, match=message):
@@ -271,10 +329,17 @@ def test_misaligned_addresses_are_refused():
         tmap.unit_addresses(tmap.decode(made.encode(BASE)), 8, 64)
 
 
-@pytest.mark.parametrize("operation, old, new, expected", [
-    ("add", [1, 4294967295], [2, 2], [3, 1]), ("min", [5, 1], [3, 3], [3, 1]), ("max", [5, 1], [3, 3], [5, 3]),
-    ("inc", [2, 3], [3, 3], [3, 0]), ("dec", [0, 9], [3, 3], [3, 3]), ("xor", [6, 1], [3, 3], [5, 2]),
-])
+@pytest.mark.parametrize(
+    "operation, old, new, expected",
+    [
+        ("add", [1, 4294967295], [2, 2], [3, 1]),
+        ("min", [5, 1], [3, 3], [3, 1]),
+        ("max", [5, 1], [3, 3], [5, 3]),
+        ("inc", [2, 3], [3, 3], [3, 0]),
+        ("dec", [0, 9], [3, 3], [3, 3]),
+        ("xor", [6, 1], [3, 3], [5, 2]),
+    ],
+)
 def test_reductions(operation, old, new, expected):
     got = tmap.reduce_values(operation, np.array(old, np.uint32), np.array(new, np.uint32))
     assert got.tolist() == expected

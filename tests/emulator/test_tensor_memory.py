@@ -54,8 +54,11 @@ def test_access_must_stay_inside_one_allocation():
     memory.allocate(32, 64)
     lanes = np.arange(32)
     memory.check_cells(lanes, np.arange(64))
-    for columns, message in ((np.arange(60, 70), "cross"), (np.arange(90, 100), "column 96 is not allocated"),
-                             (np.arange(500, 520), "reach outside")):
+    for columns, message in (
+        (np.arange(60, 70), "cross"),
+        (np.arange(90, 100), "column 96 is not allocated"),
+        (np.arange(500, 520), "reach outside"),
+    ):
         with pytest.raises(tm.TensorMemoryError, match=message):
             memory.check_cells(lanes, columns)
     with pytest.raises(tm.TensorMemoryError, match="lanes"):
@@ -70,13 +73,16 @@ def cute_layout(shape, stride):
     return offsets
 
 
-@pytest.mark.parametrize("shape, num, threads, values", [
-    # bit offsets in a [lanes][columns] array, as CuTe's copy traits state them, for .x2
-    ("16x64b", 2, ((2, 2, 8), (1024, 32, 128)), ((2,), (64,))),
-    ("16x128b", 2, ((4, 8), (32, 256)), ((2, 2), (2048, 128))),
-    ("16x256b", 2, ((4, 8), (64, 512)), ((2, 2, 2), (32, 4096, 256))),
-    ("32x32b", 2, ((32,), (64,)), ((2,), (32,))),
-])
+@pytest.mark.parametrize(
+    "shape, num, threads, values",
+    [
+        # bit offsets in a [lanes][columns] array, as CuTe's copy traits state them, for .x2
+        ("16x64b", 2, ((2, 2, 8), (1024, 32, 128)), ((2,), (64,))),
+        ("16x128b", 2, ((4, 8), (32, 256)), ((2, 2), (2048, 128))),
+        ("16x256b", 2, ((4, 8), (64, 512)), ((2, 2, 2), (32, 4096, 256))),
+        ("32x32b", 2, ((32,), (64,)), ((2,), (32,))),
+    ],
+)
 def test_register_layout_agrees_with_the_copy_traits_of_cute(shape, num, threads, values):
     lanes, columns = tm.register_cells(shape, num)
     width = int(columns.max()) + 1
@@ -85,8 +91,9 @@ def test_register_layout_agrees_with_the_copy_traits_of_cute(shape, num, threads
     np.testing.assert_array_equal(got, expected)
 
 
-@pytest.mark.parametrize("shape, num", [(s, n) for s in ("32x32b", "16x64b", "16x128b", "16x256b")
-                                        for n in (1, 4, 32)])
+@pytest.mark.parametrize(
+    "shape, num", [(s, n) for s in ("32x32b", "16x64b", "16x128b", "16x256b") for n in (1, 4, 32)]
+)
 def test_every_cell_of_a_load_belongs_to_one_register(shape, num):
     for packed in (False, True):
         lanes, columns = tm.register_cells(shape, num, packed)
@@ -107,8 +114,16 @@ def test_repetitions_that_do_not_exist_are_refused(shape, num):
         tm.register_cells(shape, num)
 
 
-@pytest.mark.parametrize("shape, times", [("128x256b", 1), ("128x128b", 1), ("64x128b.warpx2::02_13", 2),
-                                          ("64x128b.warpx2::01_23", 2), ("32x128b.warpx4", 4)])
+@pytest.mark.parametrize(
+    "shape, times",
+    [
+        ("128x256b", 1),
+        ("128x128b", 1),
+        ("64x128b.warpx2::02_13", 2),
+        ("64x128b.warpx2::01_23", 2),
+        ("32x128b.warpx4", 4),
+    ],
+)
 def test_copies_reach_every_lane_once(shape, times):
     rows, lanes = tm.copy_lanes(shape)
     assert sorted(lanes.tolist()) == list(range(128))
@@ -116,15 +131,28 @@ def test_copies_reach_every_lane_once(shape, times):
 
 
 def test_copy_pairs_of_quarters_are_named_by_their_suffix():
-    placed = {s: dict(zip(tm.copy_lanes(s)[1].tolist(), tm.copy_lanes(s)[0].tolist())) for s in tm.COPY_SHAPES}
+    placed = {
+        s: dict(zip(tm.copy_lanes(s)[1].tolist(), tm.copy_lanes(s)[0].tolist())) for s in tm.COPY_SHAPES
+    }
     first = placed["64x128b.warpx2::02_13"]
     assert all(first[lane] == first[lane + 64] for lane in range(64)) and first[33] == 33
     second = placed["64x128b.warpx2::01_23"]
-    assert all(second[lane] == second[lane + 32] for lane in (*range(32), *range(64, 96))) and second[64] == 32
+    assert (
+        all(second[lane] == second[lane + 32] for lane in (*range(32), *range(64, 96))) and second[64] == 32
+    )
 
 
-@pytest.mark.parametrize("m, n, group, ws", [(256, 64, 2, False), (128, 64, 2, False), (128, 24, 1, False),
-                                             (64, 64, 1, True), (64, 16, 1, False), (32, 128, 1, True)])
+@pytest.mark.parametrize(
+    "m, n, group, ws",
+    [
+        (256, 64, 2, False),
+        (128, 64, 2, False),
+        (128, 24, 1, False),
+        (64, 64, 1, True),
+        (64, 16, 1, False),
+        (32, 128, 1, True),
+    ],
+)
 def test_accumulator_layouts_place_each_element_once(m, n, group, ws):
     cta, lane, column = tm.accumulator_cells(m, n, group, ws)
     cells = (cta * 128 + lane) * 512 + column
