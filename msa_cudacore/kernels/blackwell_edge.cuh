@@ -16,15 +16,18 @@ constexpr float LN_2 = 0.693147180559945f;
 
 constexpr u32 BLOCK = 16;  // elements that share a scale; thread = block of one head
 
-// Largest exponent of a row of q after scaling: the first term's scale is then at most 2048 / 6 * 1.125 < 448.
-constexpr i32 TOP_EXPONENT = 10;
+// Exponent of the largest element of a row of q after scaling: the scales of a term, a quarter of it, stay below 256.
+constexpr i32 TOP_EXPONENT = 9;
 
-// Least E4M3 number that is not below x, as its value and its byte. x in [0, 448]; below 2^-6 the step is 2^-9.
-__device__ __forceinline__ float round_up_e4m3(float x, u32& byte) {
+// E4M3 scale for a block whose largest magnitude is 4x, as its value and its byte: x truncated to E4M3's four significant
+// bits, so that the largest element gets the code 4 and leaves exactly its lower bits. Of an element of eight bits that
+// dwarfs the others of its block two terms leave nothing, and the others keep four. Below 2^-6 the step is 2^-9, and x is
+// rounded up.
+__device__ __forceinline__ float scale_e4m3(float x, u32& byte) {
   constexpr float LEAST_NORMAL = 0x1p-6f;
-  const u32 normal = (__float_as_uint(x) + 0xFFFFF) & ~0xFFFFFu;
+  const u32 normal = __float_as_uint(x) & 0xFFF00000u;
   const float steps = ceilf(x * 0x1p9f);
-  const bool subnormal = x <= LEAST_NORMAL;
+  const bool subnormal = x < LEAST_NORMAL;
   byte = subnormal ? static_cast<u32>(steps) : (normal >> 20) - (127 - 7) * 8;
   return subnormal ? steps * 0x1p-9f : __uint_as_float(normal);
 }
@@ -82,9 +85,7 @@ __device__ __forceinline__ u32 take_codes(u64* rest, const u64* scaled, float sc
 // The NVFP4 term nearest to the block in units of `unit`, which is subtracted from it.
 __device__ __forceinline__ Term take_term(Block& block, float unit) {
   Term term;
-  // 1/6 rounded up, so that the largest element stays within the largest code.
-  const float wanted = fminf(block.largest_magnitude() * (0x1.555556p-3f / unit), 448.0f);
-  const float scale = round_up_e4m3(wanted, term.scale) * unit;
+  const float scale = scale_e4m3(block.largest_magnitude() * (0.25f / unit), term.scale) * unit;
   // An all-zero block has scale zero; the products below must still be finite.
   const float inverse = scale > 0.0f ? ptx::rcp_approx_ftz_f32(scale) : 0.0f;
   const Block scaled = block.times(inverse);

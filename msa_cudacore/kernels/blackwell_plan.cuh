@@ -27,13 +27,13 @@ constexpr u32 HEADS = 16;
 constexpr u32 WEIGHTS_BYTES = PAGE_TOKENS * HEADS * 2;
 
 // q is the sum of six NVFP4 terms. Terms 0, 2, 4 are the rows of the first pass of the score MMA, terms 1, 3, 5 those of
-// the second, which accumulates onto the same columns. Column group g counts 2^-5g: E4M3 scales alone span 2^17, too
-// little for a row whose blocks differ by more. 2^-5 is the largest step at which no term saturates: two terms leave at
-// most (1.125 / 6)^2 of the block's maximum below 2^11, 72, and a term reaches 448 * 6 * 2^-5 = 84.
+// the second, which accumulates onto the same columns. Column group g counts 2^-6g: E4M3 scales alone span 2^17, too
+// little for a row whose blocks differ by more. A term leaves at most 1/8 of its block's largest element, two terms 1/64:
+// with steps of 2^-6 every pair of terms meets the same range.
 constexpr u32 PASSES = 2;
 constexpr u32 COLUMN_GROUPS = 3;
 constexpr u32 SCORE_COLUMNS = COLUMN_GROUPS * HEADS;
-constexpr float GROUP_STEP = 0x1p-5f;
+constexpr float GROUP_STEP = 0x1p-6f;
 constexpr u32 PASS_BYTES = SCORE_COLUMNS * HEAD_DIM / 2;
 constexpr u32 PASS_SCALES = SCORE_COLUMNS * HEAD_DIM / 16;
 
