@@ -23,6 +23,8 @@ class _Reader:
     def __init__(self, text: str) -> None:
         self.text = text
         self.tokens = tokenize(text)
+        last = self.tokens[-1] if self.tokens else Token("end", "", 1, 0, 0)
+        self.tokens.append(Token("end", "", last.line, last.end, last.end))
         self.at = 0
         self.version, self.target = (0, 0), ""
         self.functions: dict[str, Function] = {}
@@ -36,14 +38,12 @@ class _Reader:
         self.call_sites: dict[str, tuple] = {}
         # `.file` directives stand at the end of the text while `.loc` marks use them from the start.
         for first, second, third in zip(self.tokens, self.tokens[1:], self.tokens[2:]):
-            if first.text == ".file" and second.kind == "number":
-                self.files[integer(second.text)] = third.text
+            if first.text == ".file" and second.text.isdigit():
+                self.files[int(second.text)] = third.text
 
     # ---- token helpers
     def error(self, message: str, token: Token | None = None) -> PtxSyntaxError:
-        token = token or (self.tokens[min(self.at, len(self.tokens) - 1)] if self.tokens else None)
-        if token is None:
-            return PtxSyntaxError(message, 1)
+        token = token or self.tokens[min(self.at, len(self.tokens) - 1)]
         return PtxSyntaxError(message, token.line, line_text(self.text, token.start))
 
     def peek(self, ahead: int = 0) -> str:
@@ -51,10 +51,18 @@ class _Reader:
         return self.tokens[index].text if index < len(self.tokens) else ""
 
     def next(self) -> Token:
-        if self.at >= len(self.tokens):
-            raise self.error("unexpected end of text")
+        token = self.tokens[self.at]
+        if token.kind == "end":
+            raise self.error("unexpected end of text", token)
         self.at += 1
-        return self.tokens[self.at - 1]
+        return token
+
+    def number(self) -> int:
+        """The next token, which must be an integer constant."""
+        token = self.next()
+        if token.kind != "number" or not re.fullmatch(r"0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|0[0-7]*U?|[1-9]\d*U?", token.text):
+            raise self.error(f"expected an integer, found {token.text!r}", token)
+        return integer(token.text)
 
     def accept(self, text: str) -> bool:
         if self.peek() == text and self.tokens[self.at].kind != "string":
@@ -70,13 +78,16 @@ class _Reader:
 
     # ---- module level
     def read(self) -> Program:
-        while self.at < len(self.tokens):
+        while self.tokens[self.at].kind != "end":
             token = self.tokens[self.at]
             word = token.text
             if word == ".version":
                 self.next()
-                number = self.next().text.split(".")
-                self.version = (int(number[0]), int(number[1] or 0) if len(number) > 1 else 0)
+                number = self.next()
+                if not re.fullmatch(r"\d+(\.\d*)?", number.text):
+                    raise self.error(f"expected a version such as 8.6, found {number.text!r}", number)
+                major, _, minor = number.text.partition(".")
+                self.version = (int(major), int(minor or 0))
             elif word == ".target":
                 self.next()
                 self.target = self.next().text
@@ -116,7 +127,7 @@ class _Reader:
 
     def read_file(self) -> None:
         self.next()
-        index = integer(self.next().text)
+        index = self.number()
         self.files[index] = self.next().text
         while self.accept(","):
             self.next()
@@ -124,7 +135,7 @@ class _Reader:
     def read_loc(self) -> None:
         """`.loc file line column [, function_name label[+offset], inlined_at file line column]`."""
         start = self.next()
-        file, line = integer(self.next().text), integer(self.next().text)
+        file, line = self.number(), self.number()
         if self.tokens[self.at].kind == "number" and self.tokens[self.at].line == start.line:
             self.next()
         outer = None
@@ -135,8 +146,8 @@ class _Reader:
                 if self.accept("+"):
                     self.next()
             elif word == "inlined_at":
-                outer = (integer(self.next().text), integer(self.next().text))
-                integer(self.next().text)
+                outer = (self.number(), self.number())
+                self.number()
             else:
                 raise self.error(f"unknown .loc attribute {word!r}")
         self.source = self.make_source(file, line, outer)
@@ -194,7 +205,7 @@ class _Reader:
         while self.peek() in (".align", ".attribute", ".unified"):
             word = self.next().text
             if word == ".align":
-                align = integer(self.next().text)
+                align = self.number()
             elif word == ".attribute":
                 self.expect("(")
                 while self.next().text != ")":
@@ -246,7 +257,7 @@ class _Reader:
             offset = 0
             while self.peek() in ("+", "-"):
                 sign = 1 if self.next().text == "+" else -1
-                offset += sign * integer(self.next().text)
+                offset += sign * self.number()
             return Symbol(token.text, offset)
         if token.kind == "number" and token.text[:2].lower() in ("0f", "0d"):
             return self.read_immediate()
@@ -255,7 +266,7 @@ class _Reader:
             return float(token.text)
         # mask(symbol) initialisers such as 0xFF(foo) name one byte of an address
         if token.kind == "number" and self.peek(1) == "(":
-            mask = integer(self.next().text)
+            mask = self.number()
             self.expect("(")
             inner = self.read_initial()
             self.expect(")")
@@ -298,9 +309,8 @@ class _Reader:
             value = self.constant_expression()
             self.expect(")")
             return value
-        if token.kind != "number":
-            raise self.error(f"expected an integer constant, found {token.text!r}", token)
-        return integer(token.text)
+        self.at -= 1
+        return self.number()
 
     # ---- functions
     def read_parameters(self) -> list[Variable]:
@@ -317,12 +327,12 @@ class _Reader:
             raise self.error(f"expected .param or .reg, found {token.text!r}", token)
         align, pointer_align = 0, 0
         if self.accept(".align"):
-            align = integer(self.next().text)
+            align = self.number()
         vector, kind = self.read_type()
         while self.peek().startswith(".ptr") or self.peek() in (".align", ".global", ".shared", ".const", ".local",
                                                                  ".noalias"):
             if self.next().text == ".align":
-                pointer_align = integer(self.next().text)
+                pointer_align = self.number()
         name = self.next()
         shape = []
         while self.accept("["):
@@ -355,7 +365,8 @@ class _Reader:
                     continue
                 token = self.next()
                 if token.kind == "number":
-                    values.append(integer(token.text))
+                    self.at -= 1
+                    values.append(self.number())
             function.directives[directive[1:]] = tuple(values)
             if directive == ".pragma":
                 self.accept(";")
@@ -393,8 +404,10 @@ class _Reader:
         self.scope_count += 1
         scope = self.scope_count
         while not self.accept("}"):
-            token = self.tokens[self.at] if self.at < len(self.tokens) else self.next()
+            token = self.tokens[self.at]
             word = token.text
+            if token.kind == "end":
+                self.next()
             if word == "{":
                 self.read_block()
             elif word == ".reg":
@@ -477,7 +490,7 @@ class _Reader:
             token = self.next()
             names = [token.text]
             if self.accept("<"):
-                count = integer(self.next().text)
+                count = self.number()
                 self.expect(">")
                 names = [f"{token.text}{i}" for i in range(count)]
             for name in names:
@@ -555,7 +568,7 @@ class _Reader:
         offset = 0
         if self.peek() in ("+", "-") and self.tokens[self.at + 1].kind == "number":
             sign = 1 if self.next().text == "+" else -1
-            offset = sign * integer(self.next().text)
+            offset = sign * self.number()
         return Symbol(name, offset)
 
     def read_immediate(self) -> Immediate:
@@ -593,7 +606,7 @@ class _Reader:
             while self.peek() in ("+", "-"):
                 sign = 1 if self.next().text == "+" else -1
                 negative = self.accept("-")
-                offset += sign * (-1 if negative else 1) * integer(self.next().text)
+                offset += sign * (-1 if negative else 1) * self.number()
         extra = []
         while self.accept(","):
             extra.append(self.read_operand())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -110,6 +112,28 @@ def test_postdominators_of_a_loop_with_two_exits():
 
 def test_a_path_without_end_has_no_meeting_point():
     assert postdominators([(1, 2), (1,), ()])[1] == -1
+
+
+def test_damaged_text_is_a_syntax_error_and_nothing_else():
+    rng = np.random.default_rng()
+    text = kernel(""".reg .b32 %r<9>; .reg .b64 %d<3>; .reg .pred %p<3>; .shared .align 16 .b8 s[64];
+    .loc 1 2 3
+    ld.param.u64 %d1, [out]; mov.u32 %r1, %tid.x; setp.lt.u32 %p1, %r1, 5; @%p1 bra END;
+    { .reg .b32 x; LOOP: add.u32 x, %r1, -7; @!%p1 bra LOOP; }
+    ld.global.v4.b32 {%r1, %r2, %r3, %r4}, [%d1+16]; mov.b64 %d2, {%r1, %r2}; st.shared.b32 [s+4], %r1;
+    END: bar.sync 0;""", ".param .u64 .ptr .global .align 16 out", ".const .align 4 .b32 t[2] = {1, (2 << 3) | 1};")
+    parts = re.split(r"(\s+|[,;\[\]{}()@|])", text)
+    spare = "{ } ( ) [ ] , ; : @ ! | + - < > 0x 12 1.5 0f3f800000 %r1 %p1 .reg .b32 add.u32 _ bra .param .loc".split()
+    for _ in range(150):
+        damaged = list(parts)
+        for _ in range(int(rng.integers(1, 4))):
+            at = int(rng.integers(len(damaged)))
+            damaged[at] = str(rng.choice(["", *spare, parts[int(rng.integers(len(parts)))]]))
+        broken = "".join(damaged)[: int(rng.choice([len(text), int(rng.integers(len(text)))]))]
+        try:
+            emulator.load(broken)
+        except emulator.PtxSyntaxError as error:
+            assert error.line >= 1
 
 
 @pytest.mark.parametrize("arguments,message", [
