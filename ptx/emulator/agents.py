@@ -95,7 +95,7 @@ class Queue:
                                 int(self.machine.G[L.G_CLOCK])))
         if self.machine.schedule == "eager":
             self.drain()
-        elif self.machine.schedule == "random":
+        else:
             self.machine.plan_tick()
         return agent
 

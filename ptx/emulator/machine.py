@@ -29,6 +29,8 @@ __all__ = ["Machine", "Wait", "on_launch"]
 #: Clock slots for asynchronous agents of the generic proxy (cp.async, remote arrivals) and of the async proxy.
 GENERIC_AGENTS, ASYNC_AGENTS = 24, 48
 _FOREVER = 1 << 60
+#: Warp instructions after which schedule "late" completes a piece of work although warps still run.
+_LATE = 50_000
 
 
 class Machine:
@@ -293,6 +295,9 @@ class Machine:
         """Bring the compiled loop back soon for asynchronous work."""
         if self.schedule == "random" and self.queue.tasks:
             self.G[L.G_BUDGET] = self.rng.randrange(1, 160)
+        elif self.schedule == "late" and self.queue.tasks:
+            # A warp that polls (test_wait, a flag) can always run: late work must come before it polls for ever.
+            self.G[L.G_BUDGET] = _LATE
 
     # ---- faults
     def fault_at(self, kind, message, instruction, cta, warp, lane=None, address=None) -> Fault:

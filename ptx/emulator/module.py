@@ -48,7 +48,7 @@ class Module:
     def launch(self, name: str, grid: Sequence[int], block: Sequence[int], args: Sequence = (), *,
                cluster: Sequence[int] | None = None, shared_bytes: int = 0, schedule: str = "random", seed: int = 0,
                checks: Checks | bool = True, trace: bool = False, concurrent_clusters: int = 1,
-               instruction_limit: int = 1 << 33, memory: Memory | None = None) -> Report:
+               instruction_limit: int = 1 << 30, memory: Memory | None = None) -> Report:
         """Run a kernel over its whole grid.
 
         Parameters
