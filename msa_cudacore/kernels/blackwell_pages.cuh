@@ -128,6 +128,10 @@ __device__ __forceinline__ void copy_role(
     }
     ptx::mbarrier_arrive(ptx::shared_address(&shared.selection_free[slot.index]));
   }
+  // No commit may arrive at a barrier of a CTA that has exited: the last pages are through the ring.
+  for (u32 stage = 0; stage < STAGES; ++stage, ring.advance()) {
+    wait(shared.stage_barriers[ring.index].free, ring.parity ^ 1);
+  }
 }
 
 // ---- MMA warp ----------------------------------------------------------------------------------------------------------
@@ -219,6 +223,11 @@ __device__ __forceinline__ void mma_role(Shared& shared, const Schedule& schedul
   }
   if (weighted.page != scored.page) {
     issue_output(shared, tensor, weighted, pending);
+    weighted.advance();
+  }
+  // As in the copy warp: the last commits have arrived before the CTA exits.
+  for (u32 buffer = 0; buffer < BUFFERS; ++buffer, weighted.advance()) {
+    ptx::mbarrier_wait_parity(weighted.output_done(), weighted.parity ^ 1);
   }
 }
 
