@@ -1,8 +1,9 @@
-"""Asynchronous copies without a tensor map: cp.async, cp.async.bulk, cp.reduce.async.bulk, st.async, red.async.
+"""Asynchronous copies without a tensor map: cp.async, cp.async.bulk, cp.reduce.async.bulk, st.async,
+red.async.
 
-Each copy is an agent of its own that reads its source and writes its destination at times the schedule draws; until
-then its destination is claimed, so that any access in between is reported.  PTX ISA, "Data movement and conversion
-instructions: asynchronous copy".
+Each copy is an agent of its own that reads its source and writes its destination at times the schedule draws;
+until then its destination is claimed, so that any access in between is reported.  PTX ISA, "Data movement and
+conversion instructions: asynchronous copy".
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ def _wait_key(warp, kind):
     return (kind, warp.cta.index, warp.index)
 
 
-def start(warp, kind, mask, label, read, write, *, proxy, claims=(), sources=(), nbytes=0, report=None, signal=None):
+def start(warp, kind, mask, label, read, write, *, proxy, claims=(), sources=(), nbytes=0, report=None,
+          signal=None):
     """Queue one copy as an agent.
 
     Args:
         mask: lanes whose group it joins (0: none).
         read: function of the agent that returns the data; write: function of agent and data.
-        claims: (cta, offset, bytes) shared ranges that the copy will write: they hold poison until then, and any
-            access that is not ordered behind the copy is a race.
+        claims: (cta, offset, bytes) shared ranges that the copy will write: they hold poison until then, and
+            any access that is not ordered behind the copy is a race.
         sources: the same for ranges that it will read; only writes to them are races.
         signal: function of the agent, the completion signal.
     """
@@ -79,7 +81,8 @@ def start(warp, kind, mask, label, read, write, *, proxy, claims=(), sources=(),
 
 
 def wait_groups(warp, kind, keep, *, read=False, everything=False):
-    """wait_group: sleep until only the ``keep`` newest groups are unfinished, then learn what the others did."""
+    """wait_group: sleep until only the ``keep`` newest groups are unfinished, then learn what the others did.
+    """
     history = groups_of(warp, kind)
     unfinished, waited = history.pending(warp.mask, keep, read=read, everything=everything)
     if unfinished:
@@ -107,12 +110,12 @@ def global_address(warp, ins, address, lane):
     """A global operand as it is; faults for a generic address in another window."""
     space, _, _ = warp.machine.memory.resolve(int(address))
     if space != "global":
-        warp.fault("address-space", f"address {int(address):#x} is in {space} memory; it must be global", lane=lane,
-                   address=int(address))
+        warp.fault("address-space", f"address {int(address):#x} is in {space} memory; it must be global",
+                   lane=lane, address=int(address))
     return int(address)
 
 
-# --- cp.async ---------------------------------------------------------------------------------------------------------
+# --- cp.async -----------------------------------------------------------------------------------------------
 
 @operation("cp.async", "ca|cg shared|shared::cta global L2::cache_hint? L2::64B|L2::128B|L2::256B?", None)
 def cp_async(warp, ins):
@@ -131,7 +134,8 @@ def cp_async(warp, ins):
     lanes = warp.lanes
     offsets = []
     for lane in lanes:
-        _, offset = shared_address(warp, destinations[lane], lane, generic=False, cluster=False, size=size, align=size)
+        _, offset = shared_address(warp, destinations[lane], lane, generic=False, cluster=False, size=size,
+                                   align=size)
         offsets.append(offset)
         if counts[lane] > size:
             warp.fault("operand", f"src-size {counts[lane]} exceeds cp-size {size}", lane=lane)
@@ -188,7 +192,9 @@ def cp_async_wait_all(warp, ins):
 
 @operation("cp.async.mbarrier.arrive", "noinc? shared|shared::cta? b64", "[a]")
 def cp_async_mbarrier_arrive(warp, ins):
-    """An arrival of each lane once its earlier cp.async are done; without .noinc it does not count as expected."""
+    """An arrival of each lane once its earlier cp.async are done; without .noinc it does not count as
+    expected.
+    """
     generic = is_generic(ins)
     machine = warp.machine
     for mask, lane, (address,) in groups(warp, warp.address(0)):
@@ -197,8 +203,8 @@ def cp_async_mbarrier_arrive(warp, ins):
         count = mask.bit_count()
         if not ins.has("noinc"):
             for _ in range(count):
-                apply(warp.agent, cta, offset, "cp.async.mbarrier.arrive", lambda b: b.increment(), release=False,
-                      lane=lane)
+                apply(warp.agent, cta, offset, "cp.async.mbarrier.arrive", lambda b: b.increment(),
+                      release=False, lane=lane)
         earlier = groups_of(warp, "cp.async").operations(mask)
         agent = warp.spawn(ins.text, proxy="generic")
 
@@ -212,7 +218,7 @@ def cp_async_mbarrier_arrive(warp, ins):
         machine.queue.submit(agent, [arrive], after=[member.agent for member in earlier])
 
 
-# --- bulk copies ------------------------------------------------------------------------------------------------------
+# --- bulk copies --------------------------------------------------------------------------------------------
 
 def bulk_size(warp, size, lane):
     if size % 16:
@@ -222,8 +228,13 @@ def bulk_size(warp, size, lane):
 
 def check_16(warp, address, lane, what):
     if int(address) % 16:
-        warp.fault("misaligned", f"{what} {int(address):#x} of a bulk copy is not a multiple of 16", lane=lane,
-                   address=int(address))
+        warp.fault("misaligned", f"{what} {int(address):#x} of a bulk copy is not a multiple of 16",
+                   lane=lane, address=int(address))
+
+
+def signal_of(cta, offset, nbytes, ins):
+    """The completion signal of ``nbytes`` at an mbarrier, for ``start``."""
+    return lambda agent: complete_tx(agent, cta, offset, nbytes, ins.name)
 
 
 def multicast_targets(warp, ins, mask_index, destination, barrier, lane, *, pair=False):
@@ -232,8 +243,8 @@ def multicast_targets(warp, ins, mask_index, destination, barrier, lane, *, pair
     Args:
         mask_index: operand with the CTA mask of .multicast::cluster, or None.
         destination, barrier: (CTA, offset) as the operands name them.
-        pair: the .cta_group::2 rule: the signal goes to the CTA of the destination's pair that has the parity of
-            the barrier operand's CTA.
+        pair: the .cta_group::2 rule: the signal goes to the CTA of the destination's pair that has the parity
+            of the barrier operand's CTA.
     """
     cluster = warp.cta.cluster
     if mask_index is None:
@@ -241,7 +252,8 @@ def multicast_targets(warp, ins, mask_index, destination, barrier, lane, *, pair
     else:
         chosen = int(warp.u32(mask_index)[lane]) & 0xFFFF
         if chosen == 0 or chosen >> len(cluster):
-            warp.fault("operand", f"multicast mask {chosen:#x} for a cluster of {len(cluster)} CTAs", lane=lane)
+            warp.fault("operand", f"multicast mask {chosen:#x} for a cluster of {len(cluster)} CTAs",
+                       lane=lane)
         targets = [cta for cta in cluster if chosen >> cta.rank & 1]
     found = []
     for cta in targets:
@@ -252,7 +264,8 @@ def multicast_targets(warp, ins, mask_index, destination, barrier, lane, *, pair
         else:
             signalled = barrier[0]
             if signalled is not cta:
-                warp.fault("mbarrier", f"the mbarrier is in CTA {signalled.rank}, the destination in CTA {cta.rank}: "
+                warp.fault("mbarrier", f"the mbarrier is in CTA {signalled.rank}, the destination in CTA "
+                                       f"{cta.rank}: "
                            "they must be in the same one", lane=lane)
         found.append((cta, destination[1], signalled, barrier[1]))
     return found
@@ -261,26 +274,29 @@ def multicast_targets(warp, ins, mask_index, destination, barrier, lane, *, pair
 def require_alive(warp, cta, lane, what):
     """A copy or signal into a CTA that has exited is an error of the program."""
     if cta.exited:
-        warp.fault("cluster-exit", f"{what} reaches CTA {cta.rank} of the cluster, which has exited", lane=lane)
+        warp.fault("cluster-exit", f"{what} reaches CTA {cta.rank} of the cluster, which has exited",
+                   lane=lane)
 
 
-@operation("cp.async.bulk", "shared::cluster|shared::cta global mbarrier::complete_tx::bytes multicast::cluster? "
+@operation("cp.async.bulk", "shared::cluster|shared::cta global mbarrier::complete_tx::bytes "
+                            "multicast::cluster? "
                             "L2::cache_hint?", "[a], [b], c, [m], x?, y?")
 def bulk_load(warp, ins):
     mask_index = 4 if ins.has("multicast::cluster") else None
+    access = warp.machine.access
     for lane in warp.lanes:
         size = bulk_size(warp, warp.u32(2)[lane], lane)
         source = global_address(warp, ins, warp.address(1)[lane], lane)
         check_16(warp, source, lane, "source")
         cluster = ins.has("shared::cluster")
-        destination = shared_address(warp, warp.address(0)[lane], lane, generic=False, cluster=cluster, size=size,
-                                     align=16, what="destination")
-        barrier = shared_address(warp, warp.address(3)[lane], lane, generic=False, cluster=cluster, size=8, align=8,
-                                 what="mbarrier address")
+        destination = shared_address(warp, warp.address(0)[lane], lane, generic=False, cluster=cluster,
+                                     size=size, align=16, what="destination")
+        barrier = shared_address(warp, warp.address(3)[lane], lane, generic=False, cluster=cluster, size=8,
+                                 align=8, what="mbarrier address")
         targets = multicast_targets(warp, ins, mask_index, destination, barrier, lane)
         load(warp, ins, size, lambda agent, s=source, n=size: warp.machine.access.read_global(agent, s, n),
              [(cta, [(offset, size)], b_cta, b_offset) for cta, offset, b_cta, b_offset in targets],
-             lambda agent, cta, data, o=destination[1]: warp.machine.access.write_shared(agent, cta.rank, o, data),
+             lambda agent, cta, data, o=destination[1]: access.write_shared(agent, cta.rank, o, data),
              size, "bulk load")
 
 
@@ -295,7 +311,8 @@ def load(warp, ins, nbytes, read, targets, write, tx, report):
     for cta, ranges, b_cta, b_offset in targets:
         find(warp, b_cta, b_offset, ins.name)
         require_alive(warp, cta, None, ins.name)
-        start(warp, "bulk", 0, ins.text, read, lambda agent, data, cta=cta: write(agent, cta, data), proxy="async",
+        start(warp, "bulk", 0, ins.text, read, lambda agent, data, cta=cta: write(agent, cta, data),
+              proxy="async",
               claims=[(cta, offset, size) for offset, size in ranges], nbytes=nbytes, report=report,
               signal=lambda agent, c=b_cta, o=b_offset: complete_tx(agent, c, o, tx, ins.name))
 
@@ -305,14 +322,15 @@ def bulk_to_cluster(warp, ins):
     access = warp.machine.access
     for lane in warp.lanes:
         size = bulk_size(warp, warp.u32(2)[lane], lane)
-        cta, offset = shared_address(warp, warp.address(0)[lane], lane, generic=False, cluster=True, size=size,
-                                     align=16, what="destination")
-        own, source = shared_address(warp, warp.address(1)[lane], lane, generic=False, cluster=False, size=size,
-                                     align=16, what="source")
-        b_cta, b_offset = shared_address(warp, warp.address(3)[lane], lane, generic=False, cluster=True, size=8,
-                                         align=8, what="mbarrier address")
+        cta, offset = shared_address(warp, warp.address(0)[lane], lane, generic=False, cluster=True,
+                                     size=size, align=16, what="destination")
+        own, source = shared_address(warp, warp.address(1)[lane], lane, generic=False, cluster=False,
+                                     size=size, align=16, what="source")
+        b_cta, b_offset = shared_address(warp, warp.address(3)[lane], lane, generic=False, cluster=True,
+                                         size=8, align=8, what="mbarrier address")
         if b_cta is not cta:
-            warp.fault("mbarrier", f"the mbarrier is in CTA {b_cta.rank}, the destination in CTA {cta.rank}: they "
+            warp.fault("mbarrier", f"the mbarrier is in CTA {b_cta.rank}, the destination in CTA {cta.rank}: "
+                                   f"they "
                        "must be in the same one", lane=lane)
         find(warp, b_cta, b_offset, ins.name, lane)
         require_alive(warp, cta, lane, ins.name)
@@ -331,8 +349,8 @@ def bulk_store(warp, ins):
         size = bulk_size(warp, warp.u32(2)[lane], lane)
         target = global_address(warp, ins, warp.address(0)[lane], lane)
         check_16(warp, target, lane, "destination")
-        own, source = shared_address(warp, warp.address(1)[lane], lane, generic=False, cluster=False, size=size,
-                                     align=16, what="source")
+        own, source = shared_address(warp, warp.address(1)[lane], lane, generic=False, cluster=False,
+                                     size=size, align=16, what="source")
         kept = None
         if ins.has("cp_mask"):
             bits = int(warp.u32(4 if ins.has("L2::cache_hint") else 3)[lane]) & 0xFFFF
@@ -346,8 +364,8 @@ def bulk_store(warp, ins):
                 access.scatter_global(agent, target + at.astype(np.int64), data[at][:, None])
 
         start(warp, "bulk", 1 << lane, ins.text,
-              lambda agent, o=source, n=size, c=own: access.read_shared(agent, c.rank, o, n), write, proxy="async",
-              sources=[(own, source, size)], nbytes=size, report="bulk store")
+              lambda agent, o=source, n=size, c=own: access.read_shared(agent, c.rank, o, n), write,
+              proxy="async", sources=[(own, source, size)], nbytes=size, report="bulk store")
 
 
 @operation("cp.async.bulk.prefetch", "L2 global L2::cache_hint?", "[a], b, c?")
@@ -372,7 +390,8 @@ def bulk_wait(warp, ins):
     return wait_groups(warp, "bulk", immediate(warp, ins, 0), read=ins.has("read"))
 
 
-_REDUCED = {"u32": np.uint32, "s32": np.int32, "u64": np.uint64, "s64": np.int64, "b32": np.uint32, "b64": np.uint64,
+_REDUCED = {"u32": np.uint32, "s32": np.int32, "u64": np.uint64, "s64": np.int64, "b32": np.uint32,
+            "b64": np.uint64,
             "f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32, "f64": np.float64}
 _OPERATIONS = "add|min|max|inc|dec|and|or|xor"
 
@@ -382,13 +401,14 @@ def update_global(agent, address, size, change):
     machine = agent.machine
     allocation = machine.memory.find(address)
     if allocation < 0 or address + size > machine.memory.rows[allocation][1]:
-        agent.fault("out-of-bounds", f"{size} bytes at global address {address:#x}: {machine.memory.describe(address)}",
+        agent.fault("out-of-bounds", f"{size} bytes at global address {address:#x}: "
+                                     f"{machine.memory.describe(address)}",
                     address=address)
     if machine.checks.races and machine.A[allocation, A_WRITE]:
         clocks, out = machine.clocks, machine.access.out
         begin = machine.memory.rows[allocation][0]
-        if record_global(machine.A, clocks.VC, clocks.K, out, allocation, address - begin, size, agent.slot, agent.pc,
-                         True, True, True):
+        if record_global(machine.A, clocks.VC, clocks.K, out, allocation, address - begin, size, agent.slot,
+                         agent.pc, True, True, True):
             agent.race(out, machine.memory.describe(address), "reduction")
     view = machine.memory.view(address, size)
     view[:] = change(view.copy())
@@ -401,8 +421,8 @@ def update_shared(agent, cta, offset, size, change):
         agent.fault("cluster-exit", f"reduction into the shared memory of CTA {cta.index}, which has exited")
     if machine.checks.shared_races:
         clocks, out = machine.clocks, machine.access.out
-        if record_shared(machine.C, clocks.VC, clocks.K, out, cta.slot, offset, size, agent.slot, agent.pc, True, True,
-                         True):
+        if record_shared(machine.C, clocks.VC, clocks.K, out, cta.slot, offset, size, agent.slot, agent.pc,
+                         True, True, True):
             agent.race(out, f"shared memory at {cta.rank << 24 | offset:#x}", "reduction")
     view = cta.shared.bytes[offset:offset + size]
     view[:] = change(view.copy())
@@ -421,15 +441,15 @@ def bulk_reduce_global(warp, ins):
         size = bulk_size(warp, warp.u32(2)[lane], lane)
         target = global_address(warp, ins, warp.address(0)[lane], lane)
         check_16(warp, target, lane, "destination")
-        own, source = shared_address(warp, warp.address(1)[lane], lane, generic=False, cluster=False, size=size,
-                                     align=16, what="source")
+        own, source = shared_address(warp, warp.address(1)[lane], lane, generic=False, cluster=False,
+                                     size=size, align=16, what="source")
 
         def write(agent, data, target=target):
             update_global(agent, target, len(data), lambda old: reduce_bytes(old, data, name, dtype))
 
         start(warp, "bulk", 1 << lane, ins.text,
-              lambda agent, o=source, n=size, c=own: access.read_shared(agent, c.rank, o, n), write, proxy="async",
-              sources=[(own, source, size)], nbytes=size, report="bulk reduction")
+              lambda agent, o=source, n=size, c=own: access.read_shared(agent, c.rank, o, n), write,
+              proxy="async", sources=[(own, source, size)], nbytes=size, report="bulk reduction")
 
 
 @operation("cp.reduce.async.bulk", f"shared::cluster shared::cta mbarrier::complete_tx::bytes {_OPERATIONS} "
@@ -439,12 +459,12 @@ def bulk_reduce_cluster(warp, ins):
     name, dtype = ins.one_of(*_OPERATIONS.split("|")), _REDUCED[ins.modifiers[-1]]
     for lane in warp.lanes:
         size = bulk_size(warp, warp.u32(2)[lane], lane)
-        cta, offset = shared_address(warp, warp.address(0)[lane], lane, generic=False, cluster=True, size=size,
-                                     align=16, what="destination")
-        own, source = shared_address(warp, warp.address(1)[lane], lane, generic=False, cluster=False, size=size,
-                                     align=16, what="source")
-        b_cta, b_offset = shared_address(warp, warp.address(3)[lane], lane, generic=False, cluster=True, size=8,
-                                         align=8, what="mbarrier address")
+        cta, offset = shared_address(warp, warp.address(0)[lane], lane, generic=False, cluster=True,
+                                     size=size, align=16, what="destination")
+        own, source = shared_address(warp, warp.address(1)[lane], lane, generic=False, cluster=False,
+                                     size=size, align=16, what="source")
+        b_cta, b_offset = shared_address(warp, warp.address(3)[lane], lane, generic=False, cluster=True,
+                                         size=8, align=8, what="mbarrier address")
         find(warp, b_cta, b_offset, ins.name, lane)
         require_alive(warp, cta, lane, ins.name)
 
@@ -452,12 +472,13 @@ def bulk_reduce_cluster(warp, ins):
             update_shared(agent, cta, offset, len(data),
                                  lambda old: reduce_bytes(old, data, name, dtype))
 
-        start(warp, "bulk", 0, ins.text, lambda agent, o=source, n=size, c=own: access.read_shared(agent, c.rank, o, n),
+        start(warp, "bulk", 0, ins.text,
+              lambda agent, o=source, n=size, c=own: access.read_shared(agent, c.rank, o, n),
               write, proxy="async", sources=[(own, source, size)], nbytes=size, report="bulk dsmem reduction",
               signal=lambda agent, c=b_cta, o=b_offset, n=size: complete_tx(agent, c, o, n, ins.name))
 
 
-# --- st.async and red.async -------------------------------------------------------------------------------------------
+# --- st.async and red.async ---------------------------------------------------------------------------------
 
 _WIDTHS = {"b32": 4, "u32": 4, "s32": 4, "f32": 4, "b64": 8, "u64": 8, "s64": 8, "f64": 8}
 
@@ -468,10 +489,11 @@ def _async_targets(warp, ins, size):
     for lane in warp.lanes:
         cta, offset = shared_address(warp, warp.address(0)[lane], lane, generic=is_generic(ins), cluster=True,
                                      size=size, align=size, what="destination")
-        b_cta, b_offset = shared_address(warp, warp.address(2)[lane], lane, generic=is_generic(ins), cluster=True,
-                                         size=8, align=8, what="mbarrier address")
+        b_cta, b_offset = shared_address(warp, warp.address(2)[lane], lane, generic=is_generic(ins),
+                                         cluster=True, size=8, align=8, what="mbarrier address")
         if b_cta is not cta:
-            warp.fault("mbarrier", f"the mbarrier is in CTA {b_cta.rank}, the destination in CTA {cta.rank}: they must "
+            warp.fault("mbarrier", f"the mbarrier is in CTA {b_cta.rank}, the destination in CTA {cta.rank}: "
+                                   f"they must "
                        "be in the same one", lane=lane)
         if (cta, b_offset) not in found:
             find(warp, b_cta, b_offset, ins.name, lane)
@@ -480,7 +502,8 @@ def _async_targets(warp, ins, size):
     return found
 
 
-@operation("st.async", "weak? shared::cluster? mbarrier::complete_tx::bytes v2|v4? b32|u32|s32|f32|b64|u64|s64|f64",
+@operation("st.async", "weak? shared::cluster? mbarrier::complete_tx::bytes v2|v4? "
+                       "b32|u32|s32|f32|b64|u64|s64|f64",
            "[a], b, [m]")
 def st_async(warp, ins):
     access = warp.machine.access
@@ -489,8 +512,8 @@ def st_async(warp, ins):
     words = warp.vector(1).astype("<u8")
     size = width * count
     # [lane, bytes]
-    data = np.ascontiguousarray(np.ascontiguousarray(words.T).view(np.uint8).reshape(32, count, 8)[:, :, :width])
-    data = data.reshape(32, size)
+    data = np.ascontiguousarray(words.T).view(np.uint8).reshape(32, count, 8)[:, :, :width]
+    data = np.ascontiguousarray(data).reshape(32, size)
     for (cta, b_offset), pieces in _async_targets(warp, ins, size).items():
         lanes = [lane for lane, _ in pieces]
         placed = {}
@@ -505,7 +528,7 @@ def st_async(warp, ins):
               lambda agent, d, c=cta, o=offsets: access.scatter_shared(agent, c.rank, o, d), proxy="generic",
               claims=[(cta, low, high - low) for low, high in runs(offsets, size)], nbytes=size * len(lanes),
               report="st.async",
-              signal=lambda agent, c=cta, o=b_offset, n=size * len(lanes): complete_tx(agent, c, o, n, ins.name))
+              signal=signal_of(cta, b_offset, size * len(lanes), ins))
 
 
 @operation("red.async", "relaxed cluster shared::cluster? mbarrier::complete_tx::bytes "
@@ -521,8 +544,9 @@ def red_async(warp, ins):
 
         def write(agent, pieces, c=cta):
             for offset, piece in pieces:
-                update_shared(agent, c, offset, width, lambda old, new=piece: reduce_bytes(old, new, name, dtype))
+                update_shared(agent, c, offset, width,
+                              lambda old, new=piece: reduce_bytes(old, new, name, dtype))
 
         start(warp, "red.async", 0, ins.text, lambda agent, v=values: v, write, proxy="generic",
               nbytes=width * len(pieces), report="red.async",
-              signal=lambda agent, c=cta, o=b_offset, n=width * len(pieces): complete_tx(agent, c, o, n, ins.name))
+              signal=signal_of(cta, b_offset, width * len(pieces), ins))

@@ -1,7 +1,7 @@
 """Groups of asynchronous operations of a thread: cp.async and bulk copies, commit_group and wait_group.
 
-Groups belong to threads, but lanes nearly always act together; a ``Groups`` object keeps one history for each set of
-lanes that has acted alike so far, and splits it when they part.
+Groups belong to threads, but lanes nearly always act together; a ``Groups`` object keeps one history for each
+set of lanes that has acted alike so far, and splits it when they part.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """barrier.cluster, and the rules of a cluster's lifetime.
 
-Every thread of the cluster that has not exited arrives once and waits once a phase.  PTX ISA, "barrier.cluster".
+Every thread of the cluster that has not exited arrives once and waits once a phase.  PTX ISA,
+"barrier.cluster".
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def _key(cta, phase):
 def _advance(machine, cta, barrier):
     """Complete the phase if every live thread of the cluster has arrived."""
     living = barrier.living(machine)
-    if not barrier.arrived or any(barrier.arrived.get(place, 0) & mask != mask for place, mask in living.items()):
+    if not barrier.arrived or any(barrier.arrived.get(place, 0) & mask != mask for place,
+                                  mask in living.items()):
         return
     barrier.arrived = {}
     machine.clocks.forget(_key(cta, barrier.phase - 2))

@@ -1,13 +1,15 @@
 """mma.sync as one compiled function over the register file.
 
-``encode_mma`` turns the modifiers of an instruction into an int64 vector at decode time: a header and the index maps of
-``register_layouts``.  ``run_matrix`` unpacks the fragments with them, multiplies, and packs the result.
+``encode_mma`` turns the modifiers of an instruction into an int64 vector at decode time: a header and the
+index maps of ``register_layouts``.  ``run_matrix`` unpacks the fragments with them, multiplies, and packs the
+result.
 
-Arithmetic (docs/emulator.md has the measurements): f16, bf16 and tf32 add the whole K of one instruction in one 25-bit
-window; 8-bit floats of mma.sync are converted to f16 on sm_90 and multiplied in two halves with a zero accumulator (the
-first two elements of every four, then the other two), and C is added by an ordinary rounded addition.  An H200 agrees to
-the last bit.  For sm_80 the literature (https://arxiv.org/abs/2512.07004) gives one bit less and smaller steps; the
-emulator uses the sm_90 arithmetic for every target.
+Arithmetic (docs/emulator.md has the measurements): f16, bf16 and tf32 add the whole K of one instruction in
+one 25-bit window; 8-bit floats of mma.sync are converted to f16 on sm_90 and multiplied in two halves with a
+zero accumulator (the first two elements of every four, then the other two), and C is added by an ordinary
+rounded addition.  An H200 agrees to the last bit.  For sm_80 the literature
+(https://arxiv.org/abs/2512.07004) gives one bit less and smaller steps; the emulator uses the sm_90
+arithmetic for every target.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ import numpy as np
 
 from . import register_layouts as layouts
 from .jit import compiled
-from .tensor_core import (BF16, D_F16, D_F32, E2M1, E2M3, E3M2, E4M3, E5M2, F16, S8, TF32, U8, WINDOW, _mma_window)
+from .tensor_core import (BF16, D_F16, D_F32, E2M1, E2M3, E3M2, E4M3, E5M2, F16, S8, TF32, U8, WINDOW,
+                          _mma_window)
 
 _FLOATS = {"f16": (F16, 16), "bf16": (BF16, 16), "tf32": (TF32, 32), "e4m3": (E4M3, 8), "e5m2": (E5M2, 8),
            "e2m3": (E2M3, 8), "e3m2": (E3M2, 8), "e2m1": (E2M1, 8)}
@@ -73,10 +76,11 @@ def encode_mma(modifiers):
         native = any(w.startswith("kind::") for w in words)
         kind = HALVED if bits == 8 and not native else FLOAT
         d_format = D_F16 if d == "f16" else D_F32
-    accumulators = {INTEGER: ("s32",), DOUBLE: ("f64",)}.get(kind, ("f32", "f16") if a in ("f16", "e4m3", "e5m2") else
-                                                             ("f32",))
+    half_too = a in ("f16", "e4m3", "e5m2")
+    accumulators = {INTEGER: ("s32",), DOUBLE: ("f64",)}.get(kind, ("f32", "f16") if half_too else ("f32",))
     if b_format is None or d != c or d not in accumulators or shape not in _SHAPES[bits]:
-        raise ValueError(f"mma.{'.'.join(modifiers)}: {shape} with types {'.'.join(types)} does not exist or is not "
+        raise ValueError(f"mma.{'.'.join(modifiers)}: {shape} with types {'.'.join(types)} does not exist or "
+                         f"is not "
                          "modelled")
     d_bits = 16 if d_format == D_F16 and kind in (FLOAT, HALVED) else 32
     a_map, b_map = layouts.operand_a(m, k, bits), layouts.operand_b(n, k, bits)
@@ -96,7 +100,9 @@ def register_counts(attributes):
 
 @compiled
 def _unpack(F, rows, first, count, bits, index, out):
-    """Spread packed registers over a flat matrix: element j of register r of a lane goes to index[r, lane, j]."""
+    """Spread packed registers over a flat matrix: element j of register r of a lane goes to index[r, lane,
+    j].
+    """
     per = 32 // bits
     mask = np.uint64((1 << bits) - 1)
     at = 0
@@ -176,7 +182,8 @@ def _add_c(product, c, d_format):
     for row in range(product.shape[0]):
         for column in range(product.shape[1]):
             if d_format == D_F16:
-                total = _half_to_float(np.int64(product[row, column])) + _half_to_float(np.int64(c[row, column]))
+                total = _half_to_float(np.int64(product[row, column]))
+                total += _half_to_float(np.int64(c[row, column]))
                 product[row, column] = _float_to_half(total)
             else:
                 pair = np.empty(2, np.uint32)
@@ -231,7 +238,9 @@ def _two_sum(a, b):
 
 @compiled
 def _fused(a, b, c):
-    """a * b + c with one rounding (Dekker product, then round-to-odd of the low parts), for moderate exponents."""
+    """a * b + c with one rounding (Dekker product, then round-to-odd of the low parts), for moderate
+    exponents.
+    """
     p = a * b
     split = 134217729.0
     ah = split * a
@@ -266,7 +275,8 @@ def run_matrix(code, F, codes, base, attributes):
     Args:
         code: not looked at (one instruction so far).
         F: uint64 [register rows, 32 lanes], the register file.
-        codes: int64, row codes of the D, A, B and C registers in this order (negative: constant row ``~code``).
+        codes: int64, row codes of the D, A, B and C registers in this order (negative: constant row
+            ``~code``).
         base: first row of the present frame.
         attributes: the vector of ``encode_mma``.
     """
@@ -311,8 +321,8 @@ def run_matrix(code, F, codes, base, attributes):
             to = (i // 4) * 2 + i % 2 + (k // 2 if i % 4 >= 2 else 0)
             ah[:, to] = a2[:, i]
             bh[:, to] = b2[:, i]
-        product = _mma_window(ah, bh, np.zeros((m, n), np.uint32), attributes[H_A], attributes[H_B], False, False,
-                              scales, scales, False, d_format, WINDOW, k // 2)
+        product = _mma_window(ah, bh, np.zeros((m, n), np.uint32), attributes[H_A], attributes[H_B], False,
+                              False, scales, scales, False, d_format, WINDOW, k // 2)
         c2 = _add_c(product, c2, d_format)
     else:
         if bits == 8:
@@ -323,7 +333,7 @@ def run_matrix(code, F, codes, base, attributes):
             for column in range(n):
                 for i in range(k):
                     b2[column, i] = b2[column, i] >> (2 if attributes[H_B] == E2M1 else 0)
-        c2 = _mma_window(a2, b2, c2, attributes[H_A], attributes[H_B], False, False, scales, scales, False, d_format,
-                         WINDOW, k)
+        c2 = _mma_window(a2, b2, c2, attributes[H_A], attributes[H_B], False, False, scales, scales, False,
+                         d_format, WINDOW, k)
     _pack(F, rows, 0, nd, d_bits, d_index, c2.ravel())
     return 0

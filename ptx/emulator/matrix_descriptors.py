@@ -1,9 +1,9 @@
 """Decoding and checking the descriptors that tensor-core instructions read from registers.
 
 Three words are decoded here: the tcgen05 instruction descriptor (32 bits), the tcgen05 shared-memory matrix
-descriptor and the wgmma one (64 bits each).  The encoders live in ``ptx/descriptors.py``; a test holds the two to
-each other.  Bit positions: PTX ISA "Instruction descriptor" and "Shared memory descriptor" of tcgen05 and of
-wgmma, checked against CUTLASS ``cute/arch/mma_sm100_desc.hpp`` and ``mma_sm90_desc.hpp``.
+descriptor and the wgmma one (64 bits each).  The encoders live in ``ptx/descriptors.py``; a test holds the
+two to each other.  Bit positions: PTX ISA "Instruction descriptor" and "Shared memory descriptor" of tcgen05
+and of wgmma, checked against CUTLASS ``cute/arch/mma_sm100_desc.hpp`` and ``mma_sm90_desc.hpp``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from . import tensor_core as tc
 
 
 class DescriptorError(ValueError):
-    """A descriptor that the instruction cannot execute; the message names the field, its value and the rule."""
+    """A descriptor that the instruction cannot execute; the message names the field, its value and the rule.
+    """
 
 
 # Swizzle patterns of shared memory: (XOR this many bits, from this bit, of the address shifted right by).
@@ -29,7 +30,9 @@ _SWIZZLE_SHIFT = (0, 3, 3, 3, 2, 1)
 
 
 def swizzle(address, mode):
-    """The byte addresses (array or int) after the XOR of a swizzle mode; the pattern counts absolute addresses."""
+    """The byte addresses (array or int) after the XOR of a swizzle mode; the pattern counts absolute
+    addresses.
+    """
     return address ^ ((address >> _SWIZZLE_SHIFT[mode]) & _SWIZZLE_MASK[mode])
 
 
@@ -41,8 +44,8 @@ def bits(word, high, low):
 class InstructionDescriptor:
     """A decoded tcgen05 instruction descriptor.
 
-    ``a_format``/``b_format``/``d_format`` are the numbers of ``tensor_core``; ``scale_a_id`` and ``scale_b_id`` are
-    byte positions inside a 32-bit scale word.
+    ``a_format``/``b_format``/``d_format`` are the numbers of ``tensor_core``; ``scale_a_id`` and
+    ``scale_b_id`` are byte positions inside a 32-bit scale word.
     """
 
     kind: str
@@ -109,7 +112,8 @@ def decode_instruction_descriptor(word, kind, *, cta_group=1, weight_stationary=
     scaled = kind.startswith("mx")
     sparse = bool(bits(word, 2, 2))
     _expect(not sparse, "sparsity (bit 2)", 1, "the dense instruction needs 0")
-    _expect(bits(word, 1, 0) == 0, "sparsity selector (bits 1:0)", bits(word, 1, 0), "a dense instruction needs 0")
+    _expect(bits(word, 1, 0) == 0, "sparsity selector (bits 1:0)", bits(word, 1, 0),
+            "a dense instruction needs 0")
     _expect(bits(word, 6, 6) == 0, "bit 6", 1, "it is reserved and must be 0")
     a_code, b_code = bits(word, 9, 7), bits(word, 12, 10)
     d_format, saturate, scale_format, ids, max_shift = _D_F32, False, tc.UE8M0, (0, 0), 0
@@ -128,9 +132,12 @@ def decode_instruction_descriptor(word, kind, *, cta_group=1, weight_stationary=
     n = bits(word, 22, 17) * 8
     if kind in ("mxf4", "mxf4nvf4"):
         _expect(a_code == 1, "A format (bits 9:7)", a_code, f"kind::{kind} takes only 1 (E2M1)")
-        _expect(b_code == 1, "B format (bits 12:10)", b_code, f"kind::{kind} takes only 1 (E2M1), bit 12 is 0")
-        _expect(not bits(word, 16, 15), "major (bits 16:15)", bits(word, 16, 15), f"kind::{kind} is K-major only")
-        _expect(kind == "mxf4nvf4" or scale_format == tc.UE8M0, "scale type (bit 23)", 0, "kind::mxf4 takes UE8M0 (1)")
+        _expect(b_code == 1, "B format (bits 12:10)", b_code,
+                f"kind::{kind} takes only 1 (E2M1), bit 12 is 0")
+        _expect(not bits(word, 16, 15), "major (bits 16:15)", bits(word, 16, 15),
+                f"kind::{kind} is K-major only")
+        _expect(kind == "mxf4nvf4" or scale_format == tc.UE8M0, "scale type (bit 23)", 0,
+                "kind::mxf4 takes UE8M0 (1)")
         _expect(not bits(word, 31, 31), "K size (bit 31)", 1, "K = 96 exists on sm_103a only")
         a_format = b_format = tc.E2M1
     else:
@@ -139,15 +146,18 @@ def decode_instruction_descriptor(word, kind, *, cta_group=1, weight_stationary=
         _expect(b_code in table, "B format (bits 12:10)", b_code, f"kind::{kind} defines {sorted(table)}")
         a_format, b_format = table[a_code], table[b_code]
         if kind == "f16":
-            _expect(a_format == b_format, "B format (bits 12:10)", b_code, f"kind::f16 needs A's format, {a_code}")
+            _expect(a_format == b_format, "B format (bits 12:10)", b_code,
+                    f"kind::f16 needs A's format, {a_code}")
     if kind == "mxf8f6f4":
         _expect(scale_format == tc.UE8M0, "scale type (bit 23)", 0, "kind::mxf8f6f4 takes UE8M0 (1)")
         _expect(not bits(word, 31, 31), "bit 31", 1, "kind::mxf8f6f4 reserves it")
     if not scaled:
         _check_d_format(kind, d_format, a_format)
         _expect(kind == "i8" or not saturate, "saturate (bit 3)", 1, f"kind::{kind} reserves it")
-        _expect(weight_stationary or not max_shift, "maximum shift (bits 31:30)", max_shift, "only .ws uses it")
-        _expect(kind != "i8" or not bits(word, 14, 13), "negate (bits 14:13)", bits(word, 14, 13), "kind::i8 has none")
+        _expect(weight_stationary or not max_shift, "maximum shift (bits 31:30)", max_shift,
+                "only .ws uses it")
+        _expect(kind != "i8" or not bits(word, 14, 13), "negate (bits 14:13)", bits(word, 14, 13),
+                "kind::i8 has none")
     k = {"f16": 16, "tf32": 8, "mxf4": 64, "mxf4nvf4": 64}.get(kind, 32)
     check_shape(kind, m, n, cta_group=cta_group, weight_stationary=weight_stationary,
                 b_mn_major=bool(bits(word, 16, 16)))
@@ -169,7 +179,8 @@ def _check_d_format(kind, d_format, a_format):
     else:
         allowed = (_D_F32,)
     _expect(d_format in allowed, "D format (bits 5:4)", {1: 0, 0: 1, 2: 2}.get(d_format, d_format),
-            f"kind::{kind} defines " + ", ".join({0: "1 (F32)", 1: "0 (F16)", 2: "2 (S32)"}[d] for d in allowed))
+            f"kind::{kind} defines " + ", ".join({0: "1 (F32)", 1: "0 (F16)", 2: "2 (S32)"}[d]
+                                                 for d in allowed))
 
 
 def _check_scale_ids(kind, ids, scale_vector, scale_format):
@@ -177,14 +188,16 @@ def _check_scale_ids(kind, ids, scale_vector, scale_format):
         _expect(scale_vector == 4, "scale type (bit 23)", "0 (UE4M3)", "it needs scale_vec::4X (block 16)")
     allowed = {1: (0, 1, 2, 3), 2: (0, 2), 4: (0,)}[scale_vector]
     for name, value in zip(("A scale id (bits 30:29)", "B scale id (bits 5:4)"), ids):
-        _expect(value in allowed, name, value, f"kind::{kind} with {scale_vector} scales a row takes {allowed}")
+        _expect(value in allowed, name, value, f"kind::{kind} with {scale_vector} scales a row takes "
+                                               f"{allowed}")
 
 
 def check_shape(kind, m, n, *, cta_group, weight_stationary=False, b_mn_major=False):
     """Raise DescriptorError unless M x N is legal (PTX ISA, tcgen05 matrix shapes)."""
     where = f"kind::{kind}, cta_group::{cta_group}" + (", .ws" if weight_stationary else "")
     if weight_stationary:
-        _expect(cta_group == 1 and not kind.startswith("mx"), ".ws", where, "it is for cta_group::1 and unscaled kinds")
+        _expect(cta_group == 1 and not kind.startswith("mx"), ".ws", where,
+                "it is for cta_group::1 and unscaled kinds")
         _expect(m in (32, 64, 128), "M", m, f"{where} takes 32, 64, 128")
         _expect(n in (64, 128, 256), "N", n, f"{where} takes 64, 128, 256")
         return
@@ -196,7 +209,8 @@ def check_shape(kind, m, n, *, cta_group, weight_stationary=False, b_mn_major=Fa
     step = 8 * cta_group
     if kind == "i8":
         legal = n in (8, 16, 24, 32) or (48 <= n <= 256 and n % 16 == 0) if cta_group == 1 else n % 32 == 0
-        _expect(legal and 8 <= n <= 256, "N", n, f"{where} takes 8, 16, 24, 32, 48..256 by 16 (pairs: 32..256 by 32)")
+        _expect(legal and 8 <= n <= 256, "N", n, f"{where} takes 8, 16, 24, 32, 48..256 by 16 (pairs: "
+                                                 f"32..256 by 32)")
         return
     if b_mn_major and kind in ("f8f6f4", "mxf8f6f4"):
         step *= 2
@@ -228,7 +242,8 @@ class MatrixDescriptor:
         return self._swizzled((row % 8) * width + (row // 8) * self.stride_offset + k_byte)
 
     def address_mn_major(self, mn, k, element_bytes):
-        """Shared-memory byte addresses of an MN-major operand: index along M or N, and along K, in elements."""
+        """Shared-memory byte addresses of an MN-major operand: index along M or N, and along K, in elements.
+        """
         if self.swizzle == NO_SWIZZLE:
             unit = 16 // element_bytes
             linear = ((mn % unit) * element_bytes + (mn // unit) * self.stride_offset + (k % 8) * 16
@@ -270,8 +285,10 @@ def decode_tcgen05_matrix_descriptor(word):
     code = bits(word, 63, 61)
     expect(code in _TCGEN05_SWIZZLE, "swizzle (bits 63:61)", code, "defined are 0, 1, 2, 4, 6")
     mode, base = _TCGEN05_SWIZZLE[code], bits(word, 51, 49)
-    expect(mode != NO_SWIZZLE or base == 0, "base offset (bits 51:49)", base, "without a swizzle it must be 0")
-    return MatrixDescriptor(bits(word, 13, 0) << 4, bits(word, 29, 16) << 4, bits(word, 45, 32) << 4, mode, base)
+    expect(mode != NO_SWIZZLE or base == 0, "base offset (bits 51:49)", base,
+           "without a swizzle it must be 0")
+    return MatrixDescriptor(bits(word, 13, 0) << 4, bits(word, 29, 16) << 4, bits(word, 45, 32) << 4, mode,
+                            base)
 
 
 def decode_wgmma_matrix_descriptor(word):
@@ -279,7 +296,8 @@ def decode_wgmma_matrix_descriptor(word):
     word = int(word) & 0xFFFFFFFFFFFFFFFF
     for high, low in ((15, 14), (31, 30), (48, 46), (61, 52)):
         if bits(word, high, low):
-            raise DescriptorError(f"wgmma descriptor {word:#018x}: bits {high}:{low} are {bits(word, high, low)}; "
+            raise DescriptorError(f"wgmma descriptor {word:#018x}: bits {high}:{low} are "
+                                  f"{bits(word, high, low)}; "
                                   "they are reserved and must be 0 (a tcgen05 descriptor sets bit 46)")
     mode = _WGMMA_SWIZZLE[bits(word, 63, 62)]
     return MatrixDescriptor(bits(word, 13, 0) << 4, bits(word, 29, 16) << 4, bits(word, 45, 32) << 4, mode,
@@ -297,7 +315,8 @@ def check_operand_layout(descriptor, *, element_bits, mn_major):
     if element_bits < 8:
         raise DescriptorError(f"shared-memory descriptor: {element_bits}-bit operands are K-major only")
     if element_bits == 32 and not atom32:
-        raise DescriptorError(f"shared-memory descriptor: MN-major 32-bit operands need the 128B swizzle with "
+        raise DescriptorError(f"shared-memory descriptor: MN-major 32-bit operands need the 128B swizzle "
+                              f"with "
                               f"32-byte atoms, not {name}")
     if element_bits != 32 and atom32:
         raise DescriptorError(f"shared-memory descriptor: swizzle {name} is for MN-major 32-bit operands, "

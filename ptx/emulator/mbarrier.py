@@ -1,7 +1,8 @@
 """mbarrier: the state of a barrier object, its rules, and the instructions of the family.
 
-The 64-bit object is opaque; here it is a ``Barrier`` beside the shared memory of its CTA, and the eight bytes hold a
-pattern that shows up when something overwrites them.  Rules: PTX ISA, "mbarrier" (phase completion, tx-count, parity).
+The 64-bit object is opaque; here it is a ``Barrier`` beside the shared memory of its CTA, and the eight bytes
+hold a pattern that shows up when something overwrites them.  Rules: PTX ISA, "mbarrier" (phase completion,
+tx-count, parity).
 """
 
 from __future__ import annotations
@@ -31,21 +32,24 @@ class Barrier:
         self.tx = 0
 
     def __str__(self):
-        return (f"phase {self.phase} (parity {self.phase & 1}), {self.pending} of {self.expected} arrivals pending, "
+        return (f"phase {self.phase} (parity {self.phase & 1}), {self.pending} of {self.expected} arrivals "
+                f"pending, "
                 f"{self.tx} bytes pending")
 
     def expect(self, nbytes):
         """expect_tx: the present phase waits for this many more bytes."""
         self.tx += nbytes
         if abs(self.tx) > MAXIMUM_COUNT:
-            raise BarrierError(f"tx-count {self.tx} outside -{MAXIMUM_COUNT}..{MAXIMUM_COUNT} after expect_tx of "
+            raise BarrierError(f"tx-count {self.tx} outside -{MAXIMUM_COUNT}..{MAXIMUM_COUNT} after "
+                               f"expect_tx of "
                                f"{nbytes} bytes")
 
     def complete(self, nbytes):
         """complete_tx; True when that completed the phase."""
         self.tx -= nbytes
         if abs(self.tx) > MAXIMUM_COUNT:
-            raise BarrierError(f"tx-count {self.tx} outside -{MAXIMUM_COUNT}..{MAXIMUM_COUNT} after complete_tx of "
+            raise BarrierError(f"tx-count {self.tx} outside -{MAXIMUM_COUNT}..{MAXIMUM_COUNT} after "
+                               f"complete_tx of "
                                f"{nbytes} bytes")
         return self._advance()
 
@@ -93,8 +97,8 @@ class Barrier:
 
 def pattern(offset):
     """What the eight bytes of a barrier at this offset hold."""
-    return np.frombuffer((0x6D62617272696572 ^ offset * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "little"),
-                         np.uint8)
+    word = 0x6D62617272696572 ^ offset * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
+    return np.frombuffer(word.to_bytes(8, "little"), np.uint8)
 
 
 def barriers_of(cta):
@@ -105,7 +109,8 @@ def check_overlap(agent, cta, offset, size):
     """A copy must not write over a live mbarrier."""
     for place in barriers_of(cta):
         if offset < place + 8 and place < offset + size:
-            agent.fault("mbarrier", f"{size} bytes to shared {cta.rank << 24 | offset:#x} overwrite the mbarrier at "
+            agent.fault("mbarrier", f"{size} bytes to shared {cta.rank << 24 | offset:#x} overwrite the "
+                                    f"mbarrier at "
                         f"{cta.rank << 24 | place:#x}", address=cta.rank << 24 | place)
 
 
@@ -118,11 +123,12 @@ def find(agent, cta, offset, what, lane=None):
     barrier = barriers_of(cta).get(offset)
     address = cta.rank << 24 | offset
     if cta.exited:
-        agent.fault("cluster-exit", f"{what} on the mbarrier at shared {address:#x}: CTA {cta.index} has exited",
+        agent.fault("cluster-exit", f"{what} on the mbarrier at shared {address:#x}: CTA {cta.index} has "
+                                    f"exited",
                     lane=lane, address=address)
     if barrier is None:
-        agent.fault("mbarrier", f"{what} on shared {address:#x}, where no mbarrier was initialised", lane=lane,
-                    address=address)
+        agent.fault("mbarrier", f"{what} on shared {address:#x}, where no mbarrier was initialised",
+                    lane=lane, address=address)
     if not np.array_equal(cta.shared.bytes[offset:offset + 8], pattern(offset)):
         agent.fault("mbarrier", f"{what}: the mbarrier at shared {address:#x} was overwritten", lane=lane,
                     address=address)
@@ -130,19 +136,22 @@ def find(agent, cta, offset, what, lane=None):
 
 
 def describe(cta, offset):
-    return f"mbarrier at shared {cta.rank << 24 | offset:#x} of CTA {cta.index}: {barriers_of(cta).get(offset)}"
+    place = f"mbarrier at shared {cta.rank << 24 | offset:#x} of CTA {cta.index}"
+    return f"{place}: {barriers_of(cta).get(offset)}"
 
 
 def apply(agent, cta, offset, what, change, *, release=True, lane=None, relaxed=False):
-    """Run ``change(barrier)`` (True: the phase completed), publish what the agent knows, and wake the waiters."""
+    """Run ``change(barrier)`` (True: the phase completed), publish what the agent knows, and wake the
+    waiters.
+    """
     machine = agent.machine
     barrier = find(agent, cta, offset, what, lane)
     phase = barrier.phase
     try:
         done = change(barrier)
     except BarrierError as error:
-        agent.fault("mbarrier", f"{what}: {error} (mbarrier at shared {cta.rank << 24 | offset:#x})", lane=lane,
-                    address=cta.rank << 24 | offset)
+        agent.fault("mbarrier", f"{what}: {error} (mbarrier at shared {cta.rank << 24 | offset:#x})",
+                    lane=lane, address=cta.rank << 24 | offset)
     key = phase_key(cta, offset, phase)
     if release:
         if relaxed:
@@ -171,7 +180,7 @@ def complete_tx(agent, cta, offset, nbytes, what):
     apply(agent, cta, offset, what, lambda barrier: barrier.complete(nbytes))
 
 
-# --- instructions -----------------------------------------------------------------------------------------------------
+# --- instructions -------------------------------------------------------------------------------------------
 
 _SPACE = "shared|shared::cta?"
 _CLUSTER = "shared|shared::cta|shared::cluster?"
@@ -231,7 +240,8 @@ def mbarrier_expect_tx(warp, ins):
 def mbarrier_complete_tx(warp, ins):
     for mask, lane, cta, offset, (nbytes,) in _targets(warp, ins, 0, warp.u32(1)):
         for _ in range(mask.bit_count()):
-            apply(warp.agent, cta, offset, "complete_tx", lambda b: b.complete(nbytes), release=False, lane=lane)
+            apply(warp.agent, cta, offset, "complete_tx", lambda b: b.complete(nbytes), release=False,
+                  lane=lane)
 
 
 def _arrive(warp, ins, *, counted, with_tx, drop=False, may_complete=True):
@@ -245,7 +255,8 @@ def _arrive(warp, ins, *, counted, with_tx, drop=False, may_complete=True):
                 continue
             barrier = find(warp, cta, offset, "arrive", each)
             if barrier.phase != phase:
-                warp.fault("mbarrier", f"the arrivals of the {mask.bit_count()} lanes of one instruction fall into two "
+                warp.fault("mbarrier", f"the arrivals of the {mask.bit_count()} lanes of one instruction "
+                                       f"fall into two "
                            f"phases: the mbarrier expects {barrier.expected}", lane=each,
                            address=cta.rank << 24 | offset)
             tokens[each] = barrier.token()
@@ -254,7 +265,8 @@ def _arrive(warp, ins, *, counted, with_tx, drop=False, may_complete=True):
                       lane=each)
             count = value if counted else 1
             apply(warp.agent, cta, offset, "arrive_drop" if drop else "arrive",
-                  lambda b: b.arrive(count, drop=drop, may_complete=may_complete), lane=each, relaxed=_scope(ins))
+                  lambda b: b.arrive(count, drop=drop, may_complete=may_complete), lane=each,
+                  relaxed=_scope(ins))
     warp.write(0, tokens)
 
 

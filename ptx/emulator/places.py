@@ -1,4 +1,6 @@
-"""Where the operands of asynchronous instructions point: lanes grouped by value, shared addresses of a cluster."""
+"""Where the operands of asynchronous instructions point: lanes grouped by value, shared addresses of a
+cluster.
+"""
 
 from __future__ import annotations
 
@@ -36,22 +38,26 @@ def shared_address(warp, address, lane, *, generic, cluster, size=1, align=1, wh
     address = int(address)
     if generic:
         if not SHARED_WINDOW <= address < _SHARED_END:
-            warp.fault("address-space", f"{what} {address:#x} is a generic address outside shared memory", lane=lane,
-                       address=address)
+            warp.fault("address-space", f"{what} {address:#x} is a generic address outside shared memory",
+                       lane=lane, address=address)
         address -= SHARED_WINDOW
     rank, offset = (address & 0xFFFFFFFF) >> RANK_SHIFT, address & OFFSET_MASK
     cta = warp.cta
     if rank >= len(cta.cluster):
-        warp.fault("out-of-bounds", f"{what} {address:#x} names CTA {rank} of a cluster of {len(cta.cluster)}",
+        warp.fault("out-of-bounds",
+                   f"{what} {address:#x} names CTA {rank} of a cluster of {len(cta.cluster)}",
                    lane=lane, address=address)
     owner = cta.cluster[rank]
     if owner is not cta and not cluster:
-        warp.fault("address-space", f"{what} {address:#x} lies in the shared memory of CTA {rank}; this instruction "
+        warp.fault("address-space", f"{what} {address:#x} lies in the shared memory of CTA {rank}; this "
+                                    f"instruction "
                    f"reaches only its own, {cta.rank}", lane=lane, address=address)
     if offset % align:
-        warp.fault("misaligned", f"{what} {address:#x} is not a multiple of {align}", lane=lane, address=address)
+        warp.fault("misaligned", f"{what} {address:#x} is not a multiple of {align}", lane=lane,
+                   address=address)
     if offset + size > len(owner.shared.bytes):
-        warp.fault("out-of-bounds", f"{what} {address:#x} plus {size} bytes ends outside the {len(owner.shared.bytes)} "
+        warp.fault("out-of-bounds", f"{what} {address:#x} plus {size} bytes ends outside the "
+                                    f"{len(owner.shared.bytes)} "
                    "bytes of shared memory", lane=lane, address=address)
     return owner, offset
 

@@ -1,8 +1,10 @@
-"""Which matrix element each register of each lane holds, for mma.sync, wgmma, ldmatrix, stmatrix and movmatrix.
+"""Which matrix element each register of each lane holds, for mma.sync, wgmma, ldmatrix, stmatrix and
+movmatrix.
 
-Every function returns index arrays ``[registers, 32 lanes, elements of a register]``, lowest bits first.  Sources: PTX ISA
-"Matrix fragments for mma.sync" and "ldmatrix"; CUTLASS ``cute/atom/mma_traits_sm80.hpp`` and ``mma_traits_sm90_gmma.hpp``.
-The mma.sync and wgmma layouts were also compared with an H200 (tests/emulator/data/h200_mma.npz).
+Every function returns index arrays ``[registers, 32 lanes, elements of a register]``, lowest bits first.
+Sources: PTX ISA "Matrix fragments for mma.sync" and "ldmatrix"; CUTLASS ``cute/atom/mma_traits_sm80.hpp`` and
+``mma_traits_sm90_gmma.hpp``. The mma.sync and wgmma layouts were also compared with an H200
+(tests/emulator/data/h200_mma.npz).
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ def accumulator(m, n, bits):
 
 @lru_cache(maxsize=None)
 def matrix_8x8(transposed=False):
-    """Row and column, each int64 [32 lanes, 2], of the 16-bit elements of one m8n8 matrix of ldmatrix or stmatrix."""
+    """Row and column, each int64 [32 lanes, 2], of the 16-bit elements of one m8n8 matrix of ldmatrix or
+    stmatrix.
+    """
     row = np.stack([_GROUP, _GROUP], axis=1)
     column = 2 * _MEMBER[:, None] + np.arange(2)
     return (column, row) if transposed else (row, column)
@@ -63,7 +67,8 @@ def matrix_8x8(transposed=False):
 
 @lru_cache(maxsize=None)
 def matrix_16x16_b8():
-    """Memory row and column of byte ``b`` of register ``r`` (0, 1): ldmatrix.m16n16.trans; int64 [2, 32, 4]."""
+    """Memory row and column of byte ``b`` of register ``r`` (0, 1): ldmatrix.m16n16.trans; int64 [2, 32, 4].
+    """
     r, lane, b = np.meshgrid(np.arange(2), _LANE, np.arange(4), indexing="ij")
     return 4 * (lane % 4) + b, lane // 4 + 8 * r
 
@@ -77,6 +82,8 @@ def matrix_8x16_b8():
 
 @lru_cache(maxsize=None)
 def matrix_16x8_b8_transposed():
-    """Memory row and column of byte ``b``: stmatrix.m16n8.trans.b8, whose memory rows are the 8 columns' 16 bytes."""
+    """Memory row and column of byte ``b``: stmatrix.m16n8.trans.b8, whose memory rows are the 8 columns' 16
+    bytes.
+    """
     lane, b = np.meshgrid(_LANE, np.arange(4), indexing="ij")
     return 4 * (lane % 4) + b, lane // 4

@@ -12,7 +12,8 @@ _SHAPES = "m8n8k4|m8n8k16|m8n8k32|m16n8k4|m16n8k8|m16n8k16|m16n8k32|m16n8k64"
 _TYPES = "f16|bf16|tf32|f32|f64|e4m3|e5m2|e2m3|e3m2|e2m1|u8|s8|u4|s4|s32"
 
 
-@row("mma.sync", f"aligned {_SHAPES} row|col row|col kind::f8f6f4? satfinite? {_TYPES} {_TYPES} {_TYPES} {_TYPES}",
+@row("mma.sync", f"aligned {_SHAPES} row|col row|col kind::f8f6f4? satfinite? {_TYPES} {_TYPES} {_TYPES} "
+                 f"{_TYPES}",
      "d, a, b, c")
 def mma(builder, ins):
     words = ins.modifiers
@@ -37,5 +38,5 @@ def mma(builder, ins):
     if key not in known:
         known[key] = builder.row_list([int(x) for x in attributes])
     written = register_counts(attributes)[0]
-    builder.emit(O.MATRIX, a=start, b=len(rows), c=known[key], e=len(attributes), sync=L.SYNC_ALIGNED, defs="", uses="",
-                 def_list=(start, written), use_list=(start + written, len(rows) - written))
+    builder.emit(O.MATRIX, a=start, b=len(rows), c=known[key], e=len(attributes), sync=L.SYNC_ALIGNED,
+                 defs="", uses="", def_list=(start, written), use_list=(start + written, len(rows) - written))

@@ -1,4 +1,5 @@
-"""tcgen05 except the products: allocation, loads and stores, copies from shared memory, commit, waits, fences.
+"""tcgen05 except the products: allocation, loads and stores, copies from shared memory, commit, waits,
+fences.
 
 PTX ISA, "TensorCore 5th generation instructions".
 """
@@ -15,7 +16,8 @@ from .model import Immediate
 from .places import is_generic, shared_address
 from .tcgen05_state import CP, LD, ST, Toucher, state_of, warp_toucher
 from .tensor_core import E2M1, E2M3
-from .tensor_memory import COPY_SHAPES, TensorMemoryError, copy_lanes, register_cells, register_count, split_address
+from .tensor_memory import (COPY_SHAPES, TensorMemoryError, copy_lanes, register_cells, register_count,
+                            split_address)
 
 _GROUP = "cta_group::1|cta_group::2"
 
@@ -32,14 +34,15 @@ def pair_of(cta):
     return cta.cluster[even:even + 2]
 
 
-# --- allocation -------------------------------------------------------------------------------------------------------
+# --- allocation ---------------------------------------------------------------------------------------------
 
 def _memory_key(cta):
     return ("tensor-memory", cta.index)
 
 
 def _meet(warp, name, request, act):
-    """cta_group::2: one warp of each CTA of the pair brings a request; ``act(requests)`` runs once both are there.
+    """cta_group::2: one warp of each CTA of the pair brings a request; ``act(requests)`` runs once both are
+    there.
 
     Returns None when this warp's part is done, else a Wait.
     """
@@ -88,19 +91,21 @@ def tcgen05_alloc(warp, ins):
     group = group_of(warp, ins)
     state, cta = state_of(warp.machine), warp.cta
     columns = warp.uniform(1) & 0xFFFFFFFF
-    _, offset = shared_address(warp, warp.same(warp.address(0), "address"), warp.first, generic=is_generic(ins),
-                               cluster=False, size=4, align=4)
+    _, offset = shared_address(warp, warp.same(warp.address(0), "address"), warp.first,
+                               generic=is_generic(ins), cluster=False, size=4, align=4)
     memory = state.memory(cta)
     _check_request(warp, memory, columns)
     if group == 1:
         base = _choose_base(warp, [memory], columns)
         if base is None:
-            return Wait(_memory_key(cta), f"{columns} free columns of tensor memory, held: {memory.allocations}")
+            return Wait(_memory_key(cta), f"{columns} free columns of tensor memory, held: "
+                                          f"{memory.allocations}")
         memory.allocate(columns, base)
     else:
         def act(requests):
             if requests[0] != requests[1]:
-                warp.fault("tensor-memory", f"the CTAs of a pair allocate {requests[0]} and {requests[1]} columns")
+                warp.fault("tensor-memory", f"the CTAs of a pair allocate {requests[0]} and {requests[1]} "
+                                            f"columns")
             memories = [state.memory(c) for c in pair_of(cta)]
             base = _choose_base(warp, memories, columns)
             if base is None:
@@ -154,14 +159,16 @@ def tcgen05_relinquish(warp, ins):
     state_of(warp.machine).memory(warp.cta).relinquished = True
 
 
-# --- loads and stores -------------------------------------------------------------------------------------------------
+# --- loads and stores ---------------------------------------------------------------------------------------
 
 _SHAPES = "32x32b|16x64b|16x128b|16x256b|16x32bx2"
 _NUMBERS = "x1|x2|x4|x8|x16|x32|x64|x128"
 
 
 def _cells(warp, ins, address_index, vector_index, packed, second_index):
-    """Lanes and columns [cells per register, registers, 32] of a load or store, checked against the warp's window."""
+    """Lanes and columns [cells per register, registers, 32] of a load or store, checked against the warp's
+    window.
+    """
     shape, num = ins.one_of(*_SHAPES.split("|")), int(ins.one_of(*_NUMBERS.split("|"))[1:])
     given = len(warp.vector(vector_index)) if vector_index is not None else None
     if given is not None and given != register_count(shape, num):
@@ -169,7 +176,8 @@ def _cells(warp, ins, address_index, vector_index, packed, second_index):
     second = 0
     if second_index is not None:
         operand = ins.operands[second_index]
-        second = (operand.value if isinstance(operand, Immediate) else warp.uniform(second_index)) & 0xFFFFFFFF
+        second = (operand.value if isinstance(operand, Immediate)
+                  else warp.uniform(second_index)) & 0xFFFFFFFF
     lane, column = split_address(warp.same(warp.address(address_index), "tensor-memory address"))
     lanes, columns = register_cells(shape, num, packed, second)
     lanes, columns = lanes + lane, columns + column
@@ -177,7 +185,8 @@ def _cells(warp, ins, address_index, vector_index, packed, second_index):
     if warp.machine.checks.forgiving_lanes:
         lanes = lanes % 32 + window
     elif int(lanes.min()) < window or int(lanes.max()) >= window + 32:
-        warp.fault("tensor-memory", f"lanes {int(lanes.min())}..{int(lanes.max())}: warp {warp.index} reaches lanes "
+        warp.fault("tensor-memory", f"lanes {int(lanes.min())}..{int(lanes.max())}: warp {warp.index} "
+                                    f"reaches lanes "
                    f"{window}..{window + 31} (32 * (warp % 4))", address=lane << 16 | column)
     if shape.startswith("16") and lane % 16:
         warp.fault("tensor-memory", f"lane {lane}: shape .{shape} starts at a multiple of 16 lanes")
@@ -254,10 +263,12 @@ def tcgen05_shift(builder, ins):
     raise builder.error("tcgen05.shift is not modelled")
 
 
-# --- asynchronous instructions ----------------------------------------------------------------------------------------
+# --- asynchronous instructions ------------------------------------------------------------------------------
 
 class Member:
-    """One asynchronous tcgen05 instruction in the sequence of its warp: its agent and what is known at its end."""
+    """One asynchronous tcgen05 instruction in the sequence of its warp: its agent and what is known at its
+    end.
+    """
 
     def __init__(self, agent, toucher):
         self.agent, self.toucher = agent, toucher
@@ -267,8 +278,8 @@ class Member:
 def start(warp, ins, label, run, claim):
     """Queue an asynchronous instruction behind the earlier ones of this warp.
 
-    ``run(toucher)`` does its work later; ``claim(toucher)`` marks at once the cells that it will write, so that any
-    access in between is reported where it is made.
+    ``run(toucher)`` does its work later; ``claim(toucher)`` marks at once the cells that it will write, so
+    that any access in between is reported where it is made.
     """
     machine, state = warp.machine, state_of(warp.machine)
     key = (warp.cta.index, warp.index)
@@ -301,7 +312,8 @@ def trim(pipeline):
         del pipeline[:-1]
 
 
-@operation("tcgen05.commit", f"{_GROUP} mbarrier::arrive::one shared::cluster? multicast::cluster? b64", "[a], b?")
+@operation("tcgen05.commit", f"{_GROUP} mbarrier::arrive::one shared::cluster? multicast::cluster? b64",
+           "[a], b?")
 def tcgen05_commit(warp, ins):
     group_of(warp, ins)
     machine, state = warp.machine, state_of(warp.machine)
@@ -309,13 +321,14 @@ def tcgen05_commit(warp, ins):
     trim(pipeline)
     last = pipeline[-1] if pipeline else None
     for lane in warp.lanes:
-        own, offset = shared_address(warp, warp.address(0)[lane], lane, generic=is_generic(ins), cluster=True, size=8,
-                                     align=8, what="mbarrier address")
+        own, offset = shared_address(warp, warp.address(0)[lane], lane, generic=is_generic(ins), cluster=True,
+                                     size=8, align=8, what="mbarrier address")
         targets = [own]
         if ins.has("multicast::cluster"):
             mask = int(warp.u32(1)[lane]) & 0xFFFF
             if mask == 0 or mask >> len(warp.cta.cluster):
-                warp.fault("operand", f"multicast mask {mask:#x} for a cluster of {len(warp.cta.cluster)} CTAs",
+                warp.fault("operand", f"multicast mask {mask:#x} for a cluster of {len(warp.cta.cluster)} "
+                                      f"CTAs",
                            lane=lane)
             targets = [cta for cta in warp.cta.cluster if mask >> cta.rank & 1]
         for cta in targets:
@@ -333,7 +346,8 @@ def tcgen05_commit(warp, ins):
 
 
 @operation("tcgen05.cp", f"{_GROUP} 128x256b|4x256b|128x128b b8x16? b4x16_p64|b6x16_p32?", "[a], b")
-@operation("tcgen05.cp", f"{_GROUP} 64x128b|32x128b warpx2::02_13|warpx2::01_23|warpx4 b8x16? b4x16_p64|b6x16_p32?",
+@operation("tcgen05.cp", f"{_GROUP} 64x128b|32x128b warpx2::02_13|warpx2::01_23|warpx4 b8x16? "
+                         f"b4x16_p64|b6x16_p32?",
            "[a], b")
 def tcgen05_cp(warp, ins):
     group = group_of(warp, ins)
@@ -354,7 +368,8 @@ def tcgen05_cp(warp, ins):
         offsets = descriptor.address(row_index, 16 * unit_index)
         columns = column + np.arange(nbytes // 4)
         if base_lane:
-            warp.fault("tensor-memory", f"tcgen05.cp to lane {base_lane}: .{shape} starts at lane 0", lane=lane)
+            warp.fault("tensor-memory", f"tcgen05.cp to lane {base_lane}: .{shape} starts at lane 0",
+                       lane=lane)
         ctas = pair_of(warp.cta) if group == 2 else [warp.cta]
 
         cells = tuple(np.meshgrid(lanes, columns, indexing="ij"))
@@ -378,6 +393,8 @@ def tcgen05_cp(warp, ins):
 
 
 def warp_access(toucher, cta, offsets, used=16):
-    """16-byte units of shared memory of which an asynchronous instruction reads the first `used` bytes: uint8 [n, 16]."""
+    """16-byte units of shared memory of which an asynchronous instruction reads the first `used` bytes: uint8
+    [n, 16].
+    """
     units = toucher.who.machine.access.gather_shared(toucher.who, cta.rank, offsets, used)
     return units if used == 16 else np.pad(units, ((0, 0), (0, 16 - used)))

@@ -1,8 +1,8 @@
 """tcgen05.mma: operands from shared and tensor memory, the product, and the accumulator.
 
-PTX ISA, "tcgen05.mma".  Collectors are permission to reuse and nothing else, so they are accepted without effect.
-Sparse products, zero-column masks, ``.ashift`` and scale-input-d are refused: no source says what they compute bit by
-bit.
+PTX ISA, "tcgen05.mma".  Collectors are permission to reuse and nothing else, so they are accepted without
+effect. Sparse products, zero-column masks, ``.ashift`` and scale-input-d are refused: no source says what
+they compute bit by bit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from .tensor_memory import (accumulator_cells, operand_lanes, scale_cells_a, sca
 
 _GROUP = "cta_group::1|cta_group::2"
 _COLLECTOR = ("collector::a::fill|collector::a::use|collector::a::lastuse|collector::a::discard?")
-_COLLECTORS_B = "|".join(f"collector::b{i}::{use}" for i in range(4) for use in ("fill", "use", "lastuse", "discard"))
+_COLLECTORS_B = "|".join(f"collector::b{i}::{use}" for i in range(4)
+                         for use in ("fill", "use", "lastuse", "discard"))
 _PLAIN = "kind::f16|kind::tf32|kind::f8f6f4|kind::i8"
 _SCALED = "kind::mxf8f6f4|kind::mxf4|kind::mxf4nvf4"
 
@@ -82,8 +83,8 @@ def _from_tensor_memory(words, fmt, bits, k):
 class Product:
     """One tcgen05.mma with its operands decoded, ready to run."""
 
-    def __init__(self, warp, ins, lane, idesc, d, a, b, a_in_tensor_memory, accumulate, scales, disabled, group,
-                 weight_stationary):
+    def __init__(self, warp, ins, lane, idesc, d, a, b, a_in_tensor_memory, accumulate, scales, disabled,
+                 group, weight_stationary):
         self.ins, self.idesc, self.d, self.group = ins, idesc, d, group
         self.accumulate, self.scales, self.disabled = accumulate, scales, disabled
         self.weight_stationary, self.a_in_tensor_memory = weight_stationary, a_in_tensor_memory
@@ -104,12 +105,15 @@ class Product:
             if not a_in_tensor_memory:
                 descriptor = _matrix(a)
                 check_operand_layout(descriptor, element_bits=bits, mn_major=idesc.a_mn_major)
-                self.a_grid = unit_grid(descriptor, self.a_rows, self.k_bytes, idesc.k, bits, idesc.a_mn_major)
+                self.a_grid = unit_grid(descriptor, self.a_rows, self.k_bytes, idesc.k, bits,
+                                        idesc.a_mn_major)
             elif idesc.a_mn_major:
-                raise DescriptorError("instruction descriptor: A major (bit 15) is 1; A in tensor memory is K-major")
+                raise DescriptorError("instruction descriptor: A major (bit 15) is 1; A in tensor memory is "
+                                      "K-major")
             for fmt, mn_major in ((idesc.a_format, idesc.a_mn_major), (idesc.b_format, idesc.b_mn_major)):
                 if mn_major and tc.FORMAT_BITS[fmt] < 8:
-                    raise DescriptorError("instruction descriptor: operands of less than 8 bits are K-major only")
+                    raise DescriptorError("instruction descriptor: operands of less than 8 bits are K-major "
+                                          "only")
         except DescriptorError as error:
             warp.fault("descriptor", f"operand {what}: {error}", lane=lane)
 
@@ -127,14 +131,17 @@ class Product:
                 others.append((name, split_address(address)[1], -(-rows // 32)))
         for name, start_column, count in others:
             if start_column < base + width and base < start_column + count:
-                warp.fault("tensor-memory", f"columns {base}..{base + width - 1} of D overlap columns {start_column}.."
+                warp.fault("tensor-memory", f"columns {base}..{base + width - 1} of D overlap columns "
+                                            f"{start_column}.."
                            f"{start_column + count - 1} of {name}", lane=lane, address=self.d)
 
     def _accumulator(self):
         return accumulator_cells(self.idesc.m, self.idesc.n, self.group, self.weight_stationary)
 
     def _results(self):
-        """(CTA, which elements, lanes, columns) of the accumulator in each CTA, lanes that are left alone taken out."""
+        """(CTA, which elements, lanes, columns) of the accumulator in each CTA, lanes that are left alone
+        taken out.
+        """
         cta_of, lane, column = self._accumulator()
         d_lane, d_column = split_address(self.d)
         lane, column = lane + d_lane, column + d_column
@@ -188,12 +195,15 @@ class Product:
             copies.append(memory.cells[lane_grid, column_grid])
         for other in copies[1:]:
             if not np.array_equal(other, copies[0]):
-                toucher.who.fault("tensor-memory", f"the copies of A at lanes {lanes[0][0]} and {lanes[1][0]} differ: this "
+                toucher.who.fault("tensor-memory", f"the copies of A at lanes {lanes[0][0]} and "
+                                                   f"{lanes[1][0]} differ: this "
                                   "shape reads A once for each part of the datapath")
         return _from_tensor_memory(copies[0], idesc.a_format, idesc.element_bits, idesc.k)
 
     def _scales(self, toucher, cta, address, lanes, columns, byte, count):
-        """Scale bytes [rows, count] of one CTA; every copy must agree (with forgiving_lanes the first one counts)."""
+        """Scale bytes [rows, count] of one CTA; every copy must agree (with forgiving_lanes the first one
+        counts).
+        """
         base_lane, base = split_address(address)
         lanes, columns = lanes + base_lane, columns + base
         memory = self.state.memory(cta)
@@ -203,8 +213,9 @@ class Product:
         if (picked != picked[0]).any() and not toucher.who.machine.checks.forgiving_lanes:
             at = np.argwhere(picked != picked[0])[0]
             lane, column = int(lanes[tuple(at)]), int(columns[tuple(at)])
-            toucher.who.fault("tensor-memory", f"scale factors at lane {lane}, column {column} differ from their copy in "
-                              f"lane {int(lanes[0, at[1]])}: they are to be repeated in every 32-lane quarter")
+            toucher.who.fault("tensor-memory", f"scale factors at lane {lane}, column {column} differ from "
+                                               f"their copy in "
+                              f"lane {int(lanes[0, at[1]])}: every 32-lane quarter holds them")
         return np.ascontiguousarray(picked[0][:, None].astype("<u4")).view(np.uint8).reshape(-1, 4)[:, :count]
 
     def _multiply(self, toucher, a, b, c):
@@ -223,7 +234,8 @@ class Product:
             self._scales(toucher, cta, address_a, lanes[:, cta_of[0] == part], columns[:, cta_of[0] == part],
                          idesc.scale_a_id, count) for part, cta in enumerate(self.ctas)])
         lanes, columns = scale_cells_b(idesc.m, idesc.n, self.group)
-        each = [self._scales(toucher, cta, address_b, lanes, columns, idesc.scale_b_id, count) for cta in self.ctas]
+        each = [self._scales(toucher, cta, address_b, lanes, columns, idesc.scale_b_id, count)
+                for cta in self.ctas]
         results = []
         for scale_b in each:
             if idesc.kind == "mxf8f6f4":
@@ -257,7 +269,8 @@ def _issue(warp, ins, *, kind, scale_vector, scaled, weight_stationary):
         elif rest and isinstance(ins.operands[rest[0]], Vector):
             masks = [int(x) & 0xFFFFFFFF for x in warp.vector(rest[0])[:, lane]]
             if len(masks) != 4 * group:
-                warp.fault("operand", f"{len(masks)} disable-output-lane masks; cta_group::{group} takes {4 * group}",
+                warp.fault("operand", f"{len(masks)} disable-output-lane masks; cta_group::{group} takes "
+                                      f"{4 * group}",
                            lane=lane)
             bits = np.array([masks[i // 32] >> (i % 32) & 1 for i in range(128 * group)], np.bool_)
             disabled = bits.reshape(group, 128)
@@ -280,10 +293,11 @@ def _issue(warp, ins, *, kind, scale_vector, scaled, weight_stationary):
             warp.fault("tensor-memory", f"D at lane {base_lane}: M={idesc.m} starts at lane 0"
                        + (" or 16" if idesc.m == 64 else ""), lane=lane)
         if in_tensor_memory and split_address(a)[0] != base_lane:
-            warp.fault("tensor-memory", f"A at lane {split_address(a)[0]}, D at lane {base_lane}: they start at the same "
+            warp.fault("tensor-memory", f"A at lane {split_address(a)[0]}, D at lane {base_lane}: they start "
+                                        f"at the same "
                        "lane", lane=lane)
-        product = Product(warp, ins, lane, idesc, d, a, b, in_tensor_memory, accumulate, scales, disabled, group,
-                          weight_stationary)
+        product = Product(warp, ins, lane, idesc, d, a, b, in_tensor_memory, accumulate, scales, disabled,
+                          group, weight_stationary)
         start(warp, ins, ins.text, product.run, product.claim)
         warp.machine.report.count_mma(f"tcgen05 {kind}", idesc.m, idesc.n, idesc.k)
 
@@ -303,7 +317,8 @@ def tcgen05_mma_ws(warp, ins):
 _VECTORS = {"scale_vec::1X": 1, "scale_vec::2X": 2, "scale_vec::4X": 4}
 
 
-@operation("tcgen05.mma", f"{_GROUP} {_SCALED} block_scale scale_vec::1X|scale_vec::2X|scale_vec::4X|block16|block32? "
+@operation("tcgen05.mma", f"{_GROUP} {_SCALED} block_scale "
+                          f"scale_vec::1X|scale_vec::2X|scale_vec::4X|block16|block32? "
                           f"{_COLLECTOR}", None)
 def tcgen05_mma_scaled(warp, ins):
     kind = ins.one_of(*_SCALED.split("|"))[6:]

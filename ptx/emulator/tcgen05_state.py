@@ -1,8 +1,9 @@
 """Tensor memory of the CTAs of a launch, with the checks that every tcgen05 instruction shares.
 
-An access is made by a warp (ld, st) or by the agent of an asynchronous instruction (mma, cp).  Agents of one issuing
-warp run in the order of issue: PTX promises that for mma after mma on one accumulator, mma after cp, and commit after
-all of them; CUTLASS main loops rely on it for cp after mma too, so it is modelled for the whole sequence of one warp.
+An access is made by a warp (ld, st) or by the agent of an asynchronous instruction (mma, cp).  Agents of one
+issuing warp run in the order of issue: PTX promises that for mma after mma on one accumulator, mma after cp,
+and commit after all of them; CUTLASS main loops rely on it for cp after mma too, so it is modelled for the
+whole sequence of one warp.
 """
 
 from __future__ import annotations
@@ -72,9 +73,11 @@ class TensorState:
         memory = self.memories.pop(cta.index, None)
         self.shadows.pop(cta.index, None)
         if memory is not None and memory.allocations and self.machine.checks.async_rules:
-            held = ", ".join(f"{columns} columns at {base}" for base, columns in sorted(memory.allocations.items()))
+            held = ", ".join(f"{columns} columns at {base}" for base,
+                             columns in sorted(memory.allocations.items()))
             warp, ins = self.allocators.get((cta.index, min(memory.allocations)), (None, None))
-            raise self.machine.fault_at("tensor-memory", f"CTA {cta.index} exits without tcgen05.dealloc of {held}",
+            raise self.machine.fault_at("tensor-memory", f"CTA {cta.index} exits without tcgen05.dealloc of "
+                                                         f"{held}",
                                         ins, cta, warp)
 
     def check_group(self, warp, group):
@@ -82,7 +85,8 @@ class TensorState:
         if self.cta_group is None:
             self.cta_group = group
         elif self.cta_group != group:
-            warp.fault("tensor-memory", f"cta_group::{group} in a kernel that used cta_group::{self.cta_group} before: "
+            warp.fault("tensor-memory", f"cta_group::{group} in a kernel that used "
+                                        f"cta_group::{self.cta_group} before: "
                        "one kernel uses one of them for all tcgen05 instructions")
         if group == 2 and len(warp.cta.cluster) < 2:
             warp.fault("tensor-memory", "cta_group::2 in a cluster of one CTA")
@@ -105,8 +109,8 @@ def _begin(machine):
 class Toucher:
     """One warp or agent that accesses tensor memory, with the knowledge it may rely on.
 
-    ``known`` (int64 per slot) is what it has synchronised with; ``fenced`` what fence::after_thread_sync covered.
-    ``queued``: an asynchronous instruction, which follows the earlier ones of its warp by itself.
+    ``known`` (int64 per slot) is what it has synchronised with; ``fenced`` what fence::after_thread_sync
+    covered. ``queued``: an asynchronous instruction, which follows the earlier ones of its warp by itself.
     """
 
     def __init__(self, who, slot, warp_key, known, fenced, state, *, queued=False):
@@ -126,7 +130,8 @@ class Toucher:
                 clocks = waits.waited_ld if access.kind == LD else waits.waited_st
                 if WarpFences.first_at(clocks, clock) is None:
                     return self._report("tensor-memory", access, what,
-                                        f"without tcgen05.wait::{'ld' if access.kind == LD else 'st'} in between")
+                                        f"without tcgen05.wait::{'ld' if access.kind == LD else 'st'} in "
+                                        f"between")
             return None
         if self.queued and access.kind in (MMA, CP) and access.warp_key == self.warp_key:
             return None
@@ -144,13 +149,14 @@ class Toucher:
             if waited is None or waited >= self._known(slot):
                 return self._report("tensor-memory", access, what,
                                     f"whose warp did not execute tcgen05.wait::{name} before it synchronised")
-            # Shipped kernels that are right on a B200 leave out the fence behind a load that was waited for: its
-            # values are in registers, and only the columns are handed on.
+            # Shipped kernels that are right on a B200 leave out the fence behind a load that was waited for:
+            # its values are in registers, and only the columns are handed on.
             if fences and access.kind == ST and access.warp_key != self.warp_key:
                 fence = WarpFences.first_at(waits.before, waited)
                 if fence is None or fence >= self._known(slot):
                     return self._report("tensor-memory", access, what,
-                                        "whose warp did not execute tcgen05.fence::before_thread_sync before it "
+                                        "whose warp did not execute tcgen05.fence::before_thread_sync before "
+                                        "it "
                                         "synchronised")
         if fences and access.warp_key != self.warp_key and clock > self.fenced[slot]:
             return self._report("tensor-memory", access, what,
@@ -175,16 +181,19 @@ class Toucher:
         if checks.uninitialised and not memory.initialised[lanes, columns].all():
             bad = np.argwhere(~memory.initialised[lanes, columns])[0]
             lane, column = int(lanes[tuple(bad)]), int(columns[tuple(bad)])
-            self.who.fault("uninitialised", f"{_KIND_NAMES[kind]} reads lane {lane}, column {column} of tensor memory, "
+            self.who.fault("uninitialised", f"{_KIND_NAMES[kind]} reads lane {lane}, column {column} of "
+                                            f"tensor memory, "
                            "which was never written", address=lane << 16 | column)
         if checks.async_rules:
             shadow = self.state.shadows[cta.index]
             cells = granules(lanes, columns)
             self._check(shadow.conflicts_of_read(cells), f"{_KIND_NAMES[kind]} (read)", cta)
-            shadow.record_read(cells, self.slot, self.clock(), self.state.info(kind, self.slot, self.warp_key, ins))
+            info = self.state.info(kind, self.slot, self.warp_key, ins)
+            shadow.record_read(cells, self.slot, self.clock(), info)
 
     def write(self, cta, lanes, columns, kind, ins, *, claim=False):
-        """Check and record a write of cells, and mark them initialised (not where it is a claim for later)."""
+        """Check and record a write of cells, and mark them initialised (not where it is a claim for later).
+        """
         memory = self.state.memory(cta)
         self._inside(memory, lanes, columns)
         if self.state.machine.checks.async_rules:
@@ -193,7 +202,8 @@ class Toucher:
             writes, reads = shadow.conflicts_of_write(cells)
             self._check(writes, f"{_KIND_NAMES[kind]} (write)", cta)
             self._check(reads, f"{_KIND_NAMES[kind]} (write)", cta)
-            shadow.record_write(cells, self.slot, self.clock(), self.state.info(kind, self.slot, self.warp_key, ins))
+            info = self.state.info(kind, self.slot, self.warp_key, ins)
+            shadow.record_write(cells, self.slot, self.clock(), info)
         if not claim:
             memory.initialised[lanes, columns] = True
 

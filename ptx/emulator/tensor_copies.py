@@ -8,8 +8,8 @@ import numpy as np
 from .async_copies import global_address, load, multicast_targets, reduce_bytes, start, update_global
 from .forms import operation, row
 from .places import shared_address
-from .tensor_map import (BYTES, TensorMapError, box_at, box_gather4, decode, flip_halves, load_image, replace_field,
-                         store_rows, unit_addresses)
+from .tensor_map import (BYTES, TensorMapError, box_at, box_gather4, decode, flip_halves, load_image,
+                         replace_field, store_rows, unit_addresses)
 
 _DIMENSIONS = "1d|2d|3d|4d|5d"
 
@@ -18,7 +18,8 @@ def read_map(warp, ins, index, lane):
     """(TileMap, coordinates) of a ``[map, {coordinates}]`` operand in one lane."""
     address = int(warp.address(index)[lane])
     if address % 64:
-        warp.fault("misaligned", f"tensor map at {address:#x}: it must be a multiple of 64", lane=lane, address=address)
+        warp.fault("misaligned", f"tensor map at {address:#x}: it must be a multiple of 64", lane=lane,
+                   address=address)
     if len(ins.operands[index].extra) != 1:
         warp.fault("operand", "a tensor copy needs [map, {coordinates}]", lane=lane)
     coordinates = [int(c) for c in warp.coordinates(index)[:, lane]]
@@ -38,7 +39,8 @@ def find_box(warp, ins, tile, coordinates, lane, *, store=False):
     try:
         if gathered:
             if len(coordinates) != 5:
-                raise TensorMapError(f"{len(coordinates)} coordinates: gather4 and scatter4 take a column and four rows")
+                raise TensorMapError(f"{len(coordinates)} coordinates: gather4 and scatter4 take a column "
+                                     f"and four rows")
             return box_gather4(tile, coordinates[0], coordinates[1:], store=store)
         return box_at(tile, coordinates, store=store)
     except TensorMapError as error:
@@ -74,7 +76,8 @@ def _gather(machine, agent, box):
 
 
 @operation("cp.async.bulk.tensor",
-           f"{_DIMENSIONS} shared::cluster|shared::cta global tile|tile::gather4? mbarrier::complete_tx::bytes "
+           f"{_DIMENSIONS} shared::cluster|shared::cta global tile|tile::gather4? "
+           f"mbarrier::complete_tx::bytes "
            "multicast::cluster? cta_group::1|cta_group::2? L2::cache_hint?", "[a], [t], [m], x?, y?")
 def tensor_load(warp, ins):
     machine = warp.machine
@@ -86,8 +89,8 @@ def tensor_load(warp, ins):
         cluster = ins.has("shared::cluster")
         cta, offset = shared_address(warp, warp.address(0)[lane], lane, generic=False, cluster=cluster,
                                      what="destination")
-        barrier = shared_address(warp, warp.address(2)[lane], lane, generic=False, cluster=cluster, size=8, align=8,
-                                 what="mbarrier address")
+        barrier = shared_address(warp, warp.address(2)[lane], lane, generic=False, cluster=cluster, size=8,
+                                 align=8, what="mbarrier address")
         units = find_units(warp, tile, box, offset, lane)
         tx = tile.row_bytes * box.total
         # The hardware leaves the padding of the padded types undefined: a fresh value for each copy.
@@ -106,7 +109,8 @@ def tensor_load(warp, ins):
         load(warp, ins, tx, read, [(t, ranges, b, o) for t, _, b, o in targets], write, tx, "tma load")
 
 
-@operation("cp.async.bulk.tensor", f"{_DIMENSIONS} global shared::cta tile|tile::scatter4? bulk_group L2::cache_hint?",
+@operation("cp.async.bulk.tensor", f"{_DIMENSIONS} global shared::cta tile|tile::scatter4? bulk_group "
+                                   f"L2::cache_hint?",
            "[t], [a], x?")
 def tensor_store(warp, ins):
     _store(warp, ins, None, "tma store")
@@ -132,11 +136,13 @@ def _store(warp, ins, reduction, report):
     for lane in warp.lanes:
         tile, coordinates = read_map(warp, ins, 0, lane)
         box = find_box(warp, ins, tile, coordinates, lane, store=True)
-        own, offset = shared_address(warp, warp.address(1)[lane], lane, generic=False, cluster=False, what="source")
+        own, offset = shared_address(warp, warp.address(1)[lane], lane, generic=False, cluster=False,
+                                     what="source")
         units = find_units(warp, tile, box, offset, lane)
         dtype = _REDUCED.get(tile.data_type)
         if reduction is not None and dtype is None:
-            warp.fault("tensor-map", f"no reduction for element type {tile.data_type} of the tensor map", lane=lane)
+            warp.fault("tensor-map", f"no reduction for element type {tile.data_type} of the tensor map",
+                       lane=lane)
 
         def read(agent, tile=tile, box=box, units=units):
             image = access.gather_shared(agent, own.rank, units.ravel(), 16).reshape(*units.shape, 16)
@@ -149,30 +155,32 @@ def _store(warp, ins, reduction, report):
                     access.scatter_global(agent, box.addresses, data)
                 return
             for address, piece in zip(box.addresses, data):
+                new = np.ascontiguousarray(piece)
                 update_global(agent, int(address), piece.size,
-                                     lambda old, new=piece: reduce_bytes(old, np.ascontiguousarray(new), reduction,
-                                                                         dtype))
+                              lambda old, new=new: reduce_bytes(old, new, reduction, dtype))
 
         start(warp, "bulk", 1 << int(lane), ins.text, read, write, proxy="async",
               sources=[(own, o, n) for o, n in ranges_of(tile, units)],
               nbytes=len(box.rows) * (box.high - box.low), report=report)
 
 
-@operation("cp.async.bulk.prefetch.tensor", f"{_DIMENSIONS} L2 global tile|tile::gather4? L2::cache_hint?", "[t], x?")
+@operation("cp.async.bulk.prefetch.tensor", f"{_DIMENSIONS} L2 global tile|tile::gather4? L2::cache_hint?",
+           "[t], x?")
 def tensor_prefetch(warp, ins):
     for lane in warp.lanes:
         tile, coordinates = read_map(warp, ins, 0, lane)
         find_box(warp, ins, tile, coordinates, lane)
 
 
-@row("cp.async.bulk.tensor", f"{_DIMENSIONS} shared::cluster|shared::cta? global? im2col|im2col::w|im2col::w::128|"
+@row("cp.async.bulk.tensor", f"{_DIMENSIONS} shared::cluster|shared::cta? global? "
+                             f"im2col|im2col::w|im2col::w::128|"
                              "im2col_no_offs mbarrier::complete_tx::bytes? bulk_group? multicast::cluster? "
                              "cta_group::1|cta_group::2? L2::cache_hint?", None)
 def tensor_im2col(builder, ins):
     raise builder.error("im2col tensor copies are not modelled; tile, tile::gather4 and tile::scatter4 are")
 
 
-# --- tensormap ---------------------------------------------------------------------------------------------------------
+# --- tensormap ----------------------------------------------------------------------------------------------
 
 _FIELDS = ("global_address|rank|box_dim|global_dim|global_stride|element_stride|elemtype|interleave_layout|"
            "swizzle_mode|swizzle_atomicity|fill_mode")
@@ -205,7 +213,8 @@ def tensormap_replace(warp, ins):
             warp.fault("tensor-map", str(error), lane=lane)
 
 
-@operation("tensormap.cp_fenceproxy", "global shared::cta tensormap::generic release cta|cluster|gpu|sys sync aligned",
+@operation("tensormap.cp_fenceproxy", "global shared::cta tensormap::generic release cta|cluster|gpu|sys "
+                                      "sync aligned",
            "[a], [b], c")
 def tensormap_copy(warp, ins):
     """Copy a map from shared to global memory, then fence: the lanes act together."""

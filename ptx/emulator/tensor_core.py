@@ -2,13 +2,13 @@
 
 A finite operand is a signed mantissa and a *raw* exponent (the encoded exponent without its bias; the least
 normal exponent for subnormals).  An instruction picks one window for all the terms of an output element: the
-quantum ``2**q`` lies a fixed number of bits below the largest raw exponent in sight, each term is cut toward zero
-to a multiple of it, and the signed multiples are added exactly.  The sum is then rounded once.
+quantum ``2**q`` lies a fixed number of bits below the largest raw exponent in sight, each term is cut toward
+zero to a multiple of it, and the signed multiples are added exactly.  The sum is then rounded once.
 
-Sources: the model published by the project sf-tensor/tcgen05 (https://github.com/sf-tensor/tcgen05, MODEL.md),
-which reports bit-exact agreement with a B200, and for the unscaled kinds the independent study
-https://arxiv.org/abs/2512.07004 .  The windows of ``mma.sync`` and ``wgmma`` on sm_90 were measured on an H200
-(see ``docs/emulator.md``).
+Sources: the model published by the project sf-tensor/tcgen05 (https://github.com/sf-tensor/tcgen05,
+MODEL.md), which reports bit-exact agreement with a B200, and for the unscaled kinds the independent study
+https://arxiv.org/abs/2512.07004 .  The windows of ``mma.sync`` and ``wgmma`` on sm_90 were measured on an
+H200 (see ``docs/emulator.md``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import numpy as np
 
 from .jit import compiled
 
-# Operand formats.  The numbers are private; descriptors.py maps the codes of the instruction descriptors to them.
+# Operand formats.  The numbers are private; descriptors.py maps the codes of the instruction descriptors to
+# them.
 F16, BF16, TF32, E4M3, E5M2, E2M3, E3M2, E2M1, U8, S8 = range(10)
 FORMAT_NAMES = ("f16", "bf16", "tf32", "e4m3", "e5m2", "e2m3", "e3m2", "e2m1", "u8", "s8")
 FORMAT_BITS = (16, 16, 32, 8, 8, 6, 6, 4, 8, 8)
@@ -221,7 +222,8 @@ def _resolve_specials(a_mantissa, a_kind, b_mantissa, b_kind, c_mantissa, c_kind
 
 @compiled
 def _decode_matrix(words, fmt, negate, scales, scaled):
-    """Mantissas, raw exponents, classes of a [rows, K] matrix, and for each row whether a special is in it."""
+    """Mantissas, raw exponents, classes of a [rows, K] matrix, and for each row whether a special is in it.
+    """
     rows, depth = words.shape
     mantissa = np.empty((rows, depth), np.int32)
     raw = np.empty((rows, depth), np.int32)
@@ -264,7 +266,8 @@ def _add_products(a_mantissa, a_raw, b_mantissa, b_raw, top, spare, units):
 
 
 @compiled
-def _mma_window(a, b, c, a_format, b_format, negate_a, negate_b, scale_a, scale_b, scaled, d_format, window, step):
+def _mma_window(a, b, c, a_format, b_format, negate_a, negate_b, scale_a, scale_b, scaled, d_format, window,
+                step):
     rows, depth = a.shape
     columns = b.shape[0]
     a_mantissa, a_raw, a_kind, a_special = _decode_matrix(a, a_format, negate_a, scale_a, scaled)
@@ -331,11 +334,13 @@ def mma_float(a, b, c, a_format, b_format, *, negate_a=False, negate_b=False, sc
         c: uint32 [M, N] accumulator words (low 16 bits for ``D_F16``); pass zeros where D = A B.
         a_format, b_format: one of the format numbers of this module up to ``E2M1``.
         negate_a, negate_b: flip the sign of an operand.
-        scale_a, scale_b: uint8 [M] and [N] UE8M0 bytes of kind::mxf8f6f4, one for the whole K; both or neither.
+        scale_a, scale_b: uint8 [M] and [N] UE8M0 bytes of kind::mxf8f6f4, one for the whole K; both or
+            neither.
         d_format: ``D_F32`` (rounded toward zero) or ``D_F16`` (rounded to nearest even).
         window: bits kept below the largest raw exponent.
         step: K elements of one addition; more than that are added one step after the other, each rounded.
-        kept_bits: fraction bits of an F32 result that survive (8-bit floats of wgmma keep ``WGMMA_FP8_BITS``).
+        kept_bits: fraction bits of an F32 result that survive (8-bit floats of wgmma keep
+            ``WGMMA_FP8_BITS``).
 
     Returns:
         uint32 [M, N] result words.
@@ -399,7 +404,9 @@ def _expand_scales(scales, scale_format):
 
 @compiled
 def _group_products(a_halves, a_raw, bt_halves, bt_raw, sums, tops):
-    """For one row: the exact sum (in quarters) of each K=4 group, and the largest raw exponent of each K=16 group."""
+    """For one row: the exact sum (in quarters) of each K=4 group, and the largest raw exponent of each K=16
+    group.
+    """
     depth, columns = bt_halves.shape
     sums[:] = 0
     tops[:] = _NO_PRODUCT
@@ -509,7 +516,8 @@ def mma_fp4(a, b, c, scale_a, scale_b, scale_format, *, negate_a=False, negate_b
     """D = (A * SFA) (B * SFB)^T + C for kind::mxf4 and kind::mxf4nvf4.
 
     Args:
-        a: uint8 [M, K] E2M1 codes, one a byte (low four bits); K is a multiple of 16 (64 for one instruction).
+        a: uint8 [M, K] E2M1 codes, one a byte (low four bits); K is a multiple of 16 (64 for one
+            instruction).
         b: uint8 [N, K], likewise.
         c: uint32 [M, N] F32 words; zeros where D = A B.
         scale_a: uint8 [M, K / block] scale bytes, block 16 or 32.
@@ -524,8 +532,10 @@ def mma_fp4(a, b, c, scale_a, scale_b, scale_format, *, negate_a=False, negate_b
     if a.shape[1] != b.shape[1] or c.shape != (a.shape[0], b.shape[0]):
         raise ValueError(f"A {a.shape}, B {b.shape} and C {c.shape} must be [M, K], [N, K] and [M, N]")
     blocks = scale_a.shape[1]
-    if scale_b.shape[1] != blocks or blocks == 0 or a.shape[1] % blocks or a.shape[1] // blocks not in (16, 32):
-        raise ValueError(f"scales {scale_a.shape} and {scale_b.shape} must hold one byte for 16 or 32 of K={a.shape[1]}")
+    fits = blocks > 0 and a.shape[1] % blocks == 0 and a.shape[1] // blocks in (16, 32)
+    if scale_b.shape[1] != blocks or not fits:
+        raise ValueError(f"scales {scale_a.shape} and {scale_b.shape} must hold one byte for 16 or 32 of "
+                         f"K={a.shape[1]}")
     out = np.empty(c.shape, np.uint32)
     _mma_fp4(a, b, c, scale_a, scale_b, scale_format, bool(negate_a), bool(negate_b), out)
     return out

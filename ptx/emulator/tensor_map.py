@@ -1,12 +1,14 @@
-"""Tensor maps: the checks of cuTensorMapEncodeTiled, the 128 bytes a kernel sees, and what a box copy touches.
+"""Tensor maps: the checks of cuTensorMapEncodeTiled, the 128 bytes a kernel sees, and what a box copy
+touches.
 
-Rules: CUDA driver API, ``cuTensorMapEncodeTiled``.  The 128-byte object is opaque by contract.  The bytes written here
-put every field that ``tensormap.replace`` can change where ptxas puts it (so the instruction works on them; maps
-encoded by the driver on an H200 have the same bytes there).  The rest holds a tag, or zeros where a kernel builds its
-map from zeros with ``tensormap.replace``; bytes of any other origin are refused instead of misread.
+Rules: CUDA driver API, ``cuTensorMapEncodeTiled``.  The 128-byte object is opaque by contract.  The bytes
+written here put every field that ``tensormap.replace`` can change where ptxas puts it (so the instruction
+works on them; maps encoded by the driver on an H200 have the same bytes there).  The rest holds a tag, or
+zeros where a kernel builds its map from zeros with ``tensormap.replace``; bytes of any other origin are
+refused instead of misread.
 
-Images, fill words, the pitch under a swizzle wider than the box, and the two coordinate rules were compared with an
-H200 (tests/emulator/data/h200_tensor_copies.json).
+Images, fill words, the pitch under a swizzle wider than the box, and the two coordinate rules were compared
+with an H200 (tests/emulator/data/h200_tensor_copies.json).
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ _TAG_AT = 0x60
 
 # Element types in the order of CUtensorMapDataType: name, bits in global memory.
 DATA_TYPES = (
-    ("uint8", 8), ("uint16", 16), ("uint32", 32), ("int32", 32), ("uint64", 64), ("int64", 64), ("float16", 16),
-    ("float32", 32), ("float64", 64), ("bfloat16", 16), ("float32_ftz", 32), ("tfloat32", 32), ("tfloat32_ftz", 32),
+    ("uint8", 8), ("uint16", 16), ("uint32", 32), ("int32", 32), ("uint64", 64), ("int64", 64),
+    ("float16", 16), ("float32", 32), ("float64", 64), ("bfloat16", 16),
+    ("float32_ftz", 32), ("tfloat32", 32), ("tfloat32_ftz", 32),
     ("16u4_align8b", 4), ("16u4_align16b", 4), ("16u6_align16b", 6),
 )
 _NAMES = tuple(name for name, _ in DATA_TYPES)
@@ -34,9 +37,9 @@ U4_ALIGN8, U4_ALIGN16, U6_ALIGN16 = 13, 14, 15
 
 # CUtensorMapSwizzle: name, XOR pattern, widest inner box in bytes.
 SWIZZLES = (
-    ("none", NO_SWIZZLE, None), ("32B", SWIZZLE_32B, 32), ("64B", SWIZZLE_64B, 64), ("128B", SWIZZLE_128B, 128),
-    ("128B_ATOM_32B", SWIZZLE_128B_ATOM_32B, 128), ("128B_ATOM_32B_FLIP_8B", SWIZZLE_128B_ATOM_32B, 128),
-    ("128B_ATOM_64B", SWIZZLE_128B_ATOM_64B, 128),
+    ("none", NO_SWIZZLE, None), ("32B", SWIZZLE_32B, 32), ("64B", SWIZZLE_64B, 64),
+    ("128B", SWIZZLE_128B, 128), ("128B_ATOM_32B", SWIZZLE_128B_ATOM_32B, 128),
+    ("128B_ATOM_32B_FLIP_8B", SWIZZLE_128B_ATOM_32B, 128), ("128B_ATOM_64B", SWIZZLE_128B_ATOM_64B, 128),
 )
 _FLIP_8B = 5
 _INTERLEAVES = ("none", "16B", "32B")
@@ -67,7 +70,8 @@ def _choice(argument, value, names):
             index = -1
         if 0 <= index < len(names):
             return index
-    raise TensorMapError(f"{argument}={value!r}: accepted are {', '.join(names)} or their numbers 0..{len(names) - 1}")
+    raise TensorMapError(f"{argument}={value!r}: accepted are {', '.join(names)} or their numbers "
+                         f"0..{len(names) - 1}")
 
 
 def _data_type(value):
@@ -124,7 +128,8 @@ class TileMap:
 
     @property
     def pitch(self):
-        """Shared-memory bytes from one inner row of the box to the next: at least the width of the swizzle."""
+        """Shared-memory bytes from one inner row of the box to the next: at least the width of the swizzle.
+        """
         return max(self.inner_bytes, SWIZZLES[self.swizzle][2] or 0)
 
     @property
@@ -138,7 +143,8 @@ class TileMap:
         code, tf32 = _CODES[self.data_type]
         words = np.zeros(BYTES // 4, np.uint32)
         words[0], words[1] = self.address & 0xFFFFFFFF, self.address >> 32
-        words[2] = ((self.rank - 1) << 4 | code << 7 | min(self.swizzle, 3) << 13 | self.nan_fill << 15 | tf32 << 16
+        words[2] = ((self.rank - 1) << 4 | code << 7 | min(self.swizzle, 3) << 13 | self.nan_fill << 15
+                    | tf32 << 16
                     | self.promotion << 17 | _ATOMS.get(self.swizzle, 0) << 19)
         for i, stride in enumerate(self.strides):
             words[3 + i] = stride >> 4 & 0xFFFFFFFF
@@ -158,7 +164,8 @@ class TileMap:
 def decode(data):
     """The TileMap in 128 bytes; TensorMapError where they are not a legal tensor map."""
     if len(data) != BYTES or data[_TAG_AT:_TAG_AT + len(_TAG)] not in (_TAG, bytes(len(_TAG))):
-        raise TensorMapError(f"the {len(data)} bytes are no tensor map made by this emulator (emulator.TensorMap)")
+        raise TensorMapError(f"the {len(data)} bytes are no tensor map made by this emulator "
+                             f"(emulator.TensorMap)")
     words = [int(w) for w in np.frombuffer(data, np.uint32)]
     flags = words[2]
     rank = (flags >> 4 & 7) + 1
@@ -182,12 +189,14 @@ def decode(data):
     )
     _check_fields(fields)
     if fields.address % (32 if fields.padded else 16):
-        raise TensorMapError(f"global address {fields.address:#x} must be a multiple of {32 if fields.padded else 16}")
+        raise TensorMapError(f"global address {fields.address:#x} must be a multiple of "
+                             f"{32 if fields.padded else 16}")
     return fields
 
 
 # tensormap.replace: element types of the instruction -> (element code, TF32 flag).
-_REPLACE_TYPES = {**{i: (i, 0) for i in range(11)}, 11: (7, 1), 12: (8, 1), 13: (11, 0), 14: (12, 0), 15: (13, 0)}
+_REPLACE_TYPES = {**{i: (i, 0) for i in range(11)}, 11: (7, 1), 12: (8, 1), 13: (11, 0), 14: (12, 0),
+                  15: (13, 0)}
 
 
 def replace_field(data, field, value, index=0):
@@ -259,7 +268,8 @@ class TensorMap:
         box_dim: ``rank`` box sizes in elements, 1..256.
         element_strides: ``rank`` traversal strides, 1..8 (default all 1).
         interleave: only "none" is modelled.
-        swizzle: "none", "32B", "64B", "128B", "128B_ATOM_32B", "128B_ATOM_32B_FLIP_8B", "128B_ATOM_64B", or a number.
+        swizzle: "none", "32B", "64B", "128B", "128B_ATOM_32B", "128B_ATOM_32B_FLIP_8B", "128B_ATOM_64B", or a
+            number.
         l2_promotion: accepted and checked; without effect on results.
         oob_fill: "none" (zeros) or "nan_request_zero_fma".
 
@@ -287,8 +297,8 @@ class TensorMap:
         self.fields = TileMap(
             data_type=_data_type(data_type), address=0, dims=tuple(map(int, global_dim)),
             strides=tuple(map(int, global_strides)), box=tuple(map(int, box_dim)),
-            element_strides=tuple(map(int, element_strides)), swizzle=_choice("swizzle", swizzle,
-                                                                              [s[0] for s in SWIZZLES]),
+            element_strides=tuple(map(int, element_strides)),
+            swizzle=_choice("swizzle", swizzle, [s[0] for s in SWIZZLES]),
             nan_fill=bool(_choice("oob_fill", oob_fill, _FILLS)),
             promotion=_choice("l2_promotion", l2_promotion, _PROMOTIONS),
         )
@@ -299,8 +309,8 @@ class TensorMap:
                    swizzle="none", l2_promotion="none", oob_fill="none"):
         """A map over a NumPy array, called like ``cuda.core`` ``StridedMemoryView.as_tensor_map``.
 
-        Shape, strides and type come from the array; ``box_dim`` and ``element_strides`` follow its shape, outermost
-        dimension first.  The innermost dimension must be contiguous.
+        Shape, strides and type come from the array; ``box_dim`` and ``element_strides`` follow its shape,
+        outermost dimension first.  The innermost dimension must be contiguous.
         """
         if array.ndim == 0 or array.strides[-1] != array.itemsize:
             raise TensorMapError(f"array strides {array.strides}: the last dimension must be contiguous")
@@ -308,11 +318,13 @@ class TensorMap:
         if element_strides is not None:
             element_strides = tuple(element_strides)[::-1]
         return cls(array.dtype if data_type is None else data_type, array.ndim, array, array.shape[::-1],
-                   array.strides[-2::-1], box_dim[::-1], element_strides, interleave=interleave, swizzle=swizzle,
-                   l2_promotion=l2_promotion, oob_fill=oob_fill)
+                   array.strides[-2::-1], box_dim[::-1], element_strides, interleave=interleave,
+                   swizzle=swizzle, l2_promotion=l2_promotion, oob_fill=oob_fill)
 
     def encode(self, address):
-        """The 128 bytes for a tensor whose first byte has this global address (TensorMapError where misaligned)."""
+        """The 128 bytes for a tensor whose first byte has this global address (TensorMapError where
+        misaligned).
+        """
         alignment = 32 if self.fields.padded else 16
         if address % alignment:
             raise TensorMapError(f"global address {address:#x} must be a multiple of {alignment}")
@@ -330,7 +342,8 @@ def _check_fields(f):
     expect(all(0 <= s < 1 << 40 and s % unit == 0 for s in f.strides), "global_strides", f.strides,
            f"each below 2**40 and a multiple of {unit} bytes")
     expect(all(1 <= b <= 256 for b in f.box), "box_dim", f.box, "each from 1 to 256")
-    expect(all(1 <= e <= 8 for e in f.element_strides), "element_strides", f.element_strides, "each from 1 to 8")
+    expect(all(1 <= e <= 8 for e in f.element_strides), "element_strides", f.element_strides,
+           "each from 1 to 8")
     if f.padded:
         expect(f.box[0] == 128, "box_dim[0]", f.box[0], f"{name} needs 128")
         expect(f.dims[0] % 128 == 0, "global_dim[0]", f.dims[0], f"{name} needs a multiple of 128")
@@ -343,17 +356,18 @@ def _check_fields(f):
            f"the inner box must be a multiple of 16 bytes, not {f.box[0] * f.element_bits / 8:g}")
     widest = SWIZZLES[f.swizzle][2]
     expect(widest is None or f.inner_bytes <= widest, "box_dim[0]", f.box[0],
-           f"swizzle {SWIZZLES[f.swizzle][0]} takes an inner box of at most {widest} bytes, not {f.inner_bytes}")
-    expect(not f.nan_fill or name.startswith(("float", "bfloat", "tfloat")), "oob_fill", "nan_request_zero_fma",
-           f"it needs a floating-point type, not {name}")
+           f"swizzle {SWIZZLES[f.swizzle][0]} takes an inner box of at most {widest} bytes, not "
+           f"{f.inner_bytes}")
+    expect(not f.nan_fill or name.startswith(("float", "bfloat", "tfloat")), "oob_fill",
+           "nan_request_zero_fma", f"it needs a floating-point type, not {name}")
 
 
 @dataclass(frozen=True)
 class Box:
     """What one copy touches.
 
-    ``addresses`` (int64 [rows]) are the global addresses of the bytes [low, high) of each inner row that are read or
-    written; ``rows`` (int64) their places in the box; ``total`` counts all rows of the box.
+    ``addresses`` (int64 [rows]) are the global addresses of the bytes [low, high) of each inner row that are
+    read or written; ``rows`` (int64) their places in the box; ``total`` counts all rows of the box.
     """
 
     addresses: np.ndarray
@@ -367,8 +381,8 @@ def box_at(tile, coordinates, *, store=False):
     """The Box of a tiled copy at signed coordinates, innermost first.
 
     Raises:
-        TensorMapError: wrong number of coordinates; an inner coordinate that is no multiple of 16 bytes; a negative
-            coordinate of a store.  An H200 answers the last two with an illegal-instruction error.
+        TensorMapError: wrong number of coordinates; an inner coordinate that is no multiple of 16 bytes; a
+            negative coordinate of a store.  An H200 answers the last two with an illegal-instruction error.
     """
     if len(coordinates) != tile.rank:
         raise TensorMapError(f"{len(coordinates)} coordinates for a tensor map of rank {tile.rank}")
@@ -391,7 +405,8 @@ def box_at(tile, coordinates, *, store=False):
 def box_gather4(tile, column, rows, *, store=False):
     """The Box of a tile::gather4 or scatter4 copy: four rows of a 2-D tensor from one column."""
     if tile.rank != 2 or tile.box[1] != 1:
-        raise TensorMapError(f"gather4/scatter4 through a map of rank {tile.rank} and box {tile.box}: it needs rank 2 "
+        raise TensorMapError(f"gather4/scatter4 through a map of rank {tile.rank} and box {tile.box}: it "
+                             f"needs rank 2 "
                              "and box_dim[1] = 1")
     rows = np.asarray(rows, np.int64)
     if store and min(column, *rows) < 0:
@@ -405,13 +420,15 @@ def _clip(tile, first, address, inside, store):
                              f"{128 if tile.padded else 2}")
     bits = tile.element_bits
     if first * bits % 128:
-        raise TensorMapError(f"coordinate 0 is {first}, byte {first * bits / 8:g} of its row: it must be a multiple of "
+        raise TensorMapError(f"coordinate 0 is {first}, byte {first * bits / 8:g} of its row: it must be a "
+                             f"multiple of "
                              "16 bytes")
     low = min(max(-first, 0), tile.box[0])
     high = max(min(tile.dims[0] - first, tile.box[0]), low)
     low, high = low * bits // 8, high * bits // 8
     if store:
-        # An H200 drops what lies past the end of a row in whole 16-byte units, so it may write into the padding.
+        # An H200 drops what lies past the end of a row in whole 16-byte units, so it may write into the
+        # padding.
         high = -(-high // 16) * 16
     if low == high:
         inside = np.zeros_like(inside)
@@ -445,7 +462,8 @@ def load_image(tile, box, data, pad_byte=0xA5):
 def store_rows(tile, box, image):
     """The bytes of uint8 [total rows, inner_bytes] (unswizzled) that a store writes to ``box.addresses``."""
     if tile.padded:
-        image = image.reshape(box.total, -1, 16)[:, :, :2 * tile.element_bits].reshape(box.total, tile.row_bytes)
+        used = image.reshape(box.total, -1, 16)[:, :, :2 * tile.element_bits]
+        image = used.reshape(box.total, tile.row_bytes)
     return image[box.rows, box.low:box.high]
 
 
@@ -459,14 +477,15 @@ def unit_addresses(tile, rows, destination):
 
 
 def flip_halves(tile, addresses, units):
-    """Swap the 8-byte halves of units on odd 128-byte lines where the swizzle asks for it; its own inverse."""
+    """Swap the 8-byte halves of units on odd 128-byte lines where the swizzle asks for it; its own inverse.
+    """
     if tile.swizzle != _FLIP_8B:
         return units
     odd = (addresses >> 7 & 1).astype(np.bool_)[..., None]
     return np.where(odd, np.roll(units, 8, axis=-1), units)
 
 
-# --- cp.reduce.async.bulk(.tensor) ------------------------------------------------------------------------------------
+# --- cp.reduce.async.bulk(.tensor) --------------------------------------------------------------------------
 
 _REDUCTIONS = {
     "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
@@ -475,7 +494,9 @@ _REDUCTIONS = {
 
 
 def reduce_values(operation, old, new):
-    """Element-wise reduction of two arrays of one dtype; ``inc`` and ``dec`` wrap at ``new`` as atom.inc does."""
+    """Element-wise reduction of two arrays of one dtype; ``inc`` and ``dec`` wrap at ``new`` as atom.inc
+    does.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         if operation == "inc":
             return np.where(old >= new, 0, old + 1).astype(old.dtype)

@@ -1,9 +1,9 @@
 """Tensor memory of one CTA: cells, column allocation, and where each instruction finds its data.
 
-128 lanes by 512 columns of 32-bit cells.  An address holds the lane in bits 31:16 and the column in bits 15:0.
-Layouts: PTX ISA "Tensor Memory", "tcgen05.ld", "tcgen05.cp" and "Data movement shape"; the register, accumulator
-and scale layouts, which the ISA gives as figures, were taken from CUTLASS ``cute/atom/copy_traits_sm100.hpp`` and
-``mma_traits_sm100_frag.hpp``.
+128 lanes by 512 columns of 32-bit cells.  An address holds the lane in bits 31:16 and the column in bits
+15:0. Layouts: PTX ISA "Tensor Memory", "tcgen05.ld", "tcgen05.cp" and "Data movement shape"; the register,
+accumulator and scale layouts, which the ISA gives as figures, were taken from CUTLASS
+``cute/atom/copy_traits_sm100.hpp`` and ``mma_traits_sm100_frag.hpp``.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def split_address(address):
 class TensorMemory:
     """Cells and column ownership of one CTA's tensor memory.
 
-    ``cells`` is uint32 [128, 512]; ``initialised`` bool, same shape; ``owner`` int32 [512] holds the base column of
-    the allocation that a column belongs to, -1 where it is free.
+    ``cells`` is uint32 [128, 512]; ``initialised`` bool, same shape; ``owner`` int32 [512] holds the base
+    column of the allocation that a column belongs to, -1 where it is free.
     """
 
     def __init__(self):
@@ -55,7 +55,8 @@ class TensorMemory:
         return [base for base in range(0, COLUMNS, columns) if (self.owner[base:base + columns] < 0).all()]
 
     def allocate(self, columns, base):
-        """Take ``columns`` from ``base``, one of ``free_bases``; TensorMemoryError where the rules forbid it."""
+        """Take ``columns`` from ``base``, one of ``free_bases``; TensorMemoryError where the rules forbid it.
+        """
         self.check_request(columns)
         self._last_columns = columns
         self.owner[base:base + columns] = base
@@ -79,18 +80,21 @@ class TensorMemory:
         lane, base = split_address(address)
         held = ", ".join(f"{c} columns at {b}" for b, c in sorted(self.allocations.items())) or "none"
         if lane or self.allocations.get(base) != columns:
-            raise TensorMemoryError(f"deallocation of {columns} columns at lane {lane}, column {base}, which is no "
+            raise TensorMemoryError(f"deallocation of {columns} columns at lane {lane}, column {base}, which "
+                                    f"is no "
                                     f"allocation of this CTA (live: {held})")
         del self.allocations[base]
         self.owner[base:base + columns] = -1
 
     def check_cells(self, lanes, columns):
-        """TensorMemoryError unless all lanes and columns exist, are allocated, and belong to one allocation."""
+        """TensorMemoryError unless all lanes and columns exist, are allocated, and belong to one allocation.
+        """
         low, high = int(columns.min()), int(columns.max())
         if low < 0 or high >= COLUMNS:
             raise TensorMemoryError(f"columns {low}..{high} reach outside 0..{COLUMNS - 1}")
         if int(lanes.min()) < 0 or int(lanes.max()) >= LANES:
-            raise TensorMemoryError(f"lanes {int(lanes.min())}..{int(lanes.max())} reach outside 0..{LANES - 1}")
+            raise TensorMemoryError(f"lanes {int(lanes.min())}..{int(lanes.max())} reach outside "
+                                    f"0..{LANES - 1}")
         owners = self.owner[low:high + 1]
         if owners[0] == owners[-1] >= 0 and (owners == owners[0]).all():
             return
@@ -100,11 +104,12 @@ class TensorMemory:
             free = touched[self.owner[touched] < 0]
             raise TensorMemoryError(f"column {int(free[0])} is not allocated")
         if len(owners) > 1:
-            raise TensorMemoryError(f"columns {low}..{high} cross from the allocation at {owners[0]} into the one "
+            raise TensorMemoryError(f"columns {low}..{high} cross from the allocation at {owners[0]} into "
+                                    f"the one "
                                     f"at {owners[1]}")
 
 
-# --- tcgen05.ld and tcgen05.st ---------------------------------------------------------------------------------------
+# --- tcgen05.ld and tcgen05.st ------------------------------------------------------------------------------
 
 _REGISTERS_PER_NUM = {"32x32b": 1, "16x64b": 1, "16x128b": 2, "16x256b": 4, "16x32bx2": 1}
 
@@ -126,7 +131,8 @@ def register_cells(shape, num, packed=False, second_half=0):
     Args:
         shape: "32x32b", "16x64b", "16x128b", "16x256b" or "16x32bx2".
         num: the repetition ``.xN``.
-        packed: ``.pack::16b`` / ``.unpack::16b``: a register holds the low halves of two neighbouring columns.
+        packed: ``.pack::16b`` / ``.unpack::16b``: a register holds the low halves of two neighbouring
+            columns.
         second_half: for 16x32bx2, the immediate (lane << 16 | column) added for threads 16..31.
 
     Returns:
@@ -157,7 +163,7 @@ def register_cells(shape, num, packed=False, second_half=0):
     return lanes, columns
 
 
-# --- tcgen05.cp -------------------------------------------------------------------------------------------------------
+# --- tcgen05.cp ---------------------------------------------------------------------------------------------
 
 COPY_SHAPES = {
     # shape: source rows, bytes a row, lane groups each row goes to
@@ -178,7 +184,7 @@ def copy_lanes(shape):
     return np.array([p[0] for p in pairs]), np.array([p[1] for p in pairs])
 
 
-# --- MMA operands -----------------------------------------------------------------------------------------------------
+# --- MMA operands -------------------------------------------------------------------------------------------
 
 @lru_cache(maxsize=None)
 def accumulator_cells(m, n, cta_group=1, weight_stationary=False):
@@ -214,8 +220,8 @@ def accumulator_cells(m, n, cta_group=1, weight_stationary=False):
 def operand_lanes(m, cta_group=1, weight_stationary=False):
     """Lane (and CTA) of each row of an A operand in tensor memory: two int64 [copies, M].
 
-    Where the datapath works on two halves (M=128 over a pair) or on four quarters, the rows are held once for each;
-    all copies are read by the hardware and must agree.
+    Where the datapath works on two halves (M=128 over a pair) or on four quarters, the rows are held once for
+    each; all copies are read by the hardware and must agree.
     """
     row = np.arange(m)
     if cta_group == 2 and m == 256:
@@ -249,10 +255,12 @@ def scale_cells_a(m, cta_group=1):
 
 @lru_cache(maxsize=None)
 def scale_cells_b(m, n, cta_group=1):
-    """Where the scale word of each column of B lies, in *each* CTA of the MMA: lane, column, int64 [copies, N].
+    """Where the scale word of each column of B lies, in *each* CTA of the MMA: lane, column, int64 [copies,
+    N].
 
-    Every CTA holds the scales of all N columns, four times over; an M=128 MMA of a pair, whose upper 64 lanes work on
-    the upper half of N, has the lower half of N in lanes 0..63 and the upper half in lanes 64..127, twice each.
+    Every CTA holds the scales of all N columns, four times over; an M=128 MMA of a pair, whose upper 64 lanes
+    work on the upper half of N, has the lower half of N in lanes 0..63 and the upper half in lanes 64..127,
+    twice each.
     """
     col = np.arange(n)
     if cta_group == 2 and m == 128:

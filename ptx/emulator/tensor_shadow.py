@@ -1,11 +1,13 @@
 """Who touched tensor memory last, and whether a later access may rely on it.
 
-A granule is one column of 16 lanes (the smallest unit an instruction addresses).  Every access is stamped with the clock
-slot of its agent and the clock there; ``Clocks`` knows what happens before what.  On top of that tcgen05 has rules of
-its own (PTX ISA, "tcgen05 memory consistency model"), kept here as clocks of the warp that made the access:
+A granule is one column of 16 lanes (the smallest unit an instruction addresses).  Every access is stamped
+with the clock slot of its agent and the clock there; ``Clocks`` knows what happens before what.  On top of
+that tcgen05 has rules of its own (PTX ISA, "tcgen05 memory consistency model"), kept here as clocks of the
+warp that made the access:
 
 * a load or store counts only once the warp has executed ``wait::ld`` or ``wait::st``,
-* for another thread, only if the warp then executed ``fence::before_thread_sync`` ahead of its synchronisation,
+* for another thread, only if the warp then executed ``fence::before_thread_sync`` ahead of its
+  synchronisation,
 * and the other thread must execute ``fence::after_thread_sync`` behind it.
 
 The fences step the warp's clock, so "before" and "behind" are comparisons of clock values.

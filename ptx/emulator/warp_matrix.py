@@ -20,11 +20,12 @@ def _row_offsets(warp, ins, index, count):
     if is_generic(ins):
         addresses = addresses - np.uint64(SHARED_WINDOW)
     for lane in np.flatnonzero(addresses >> np.uint64(RANK_SHIFT) != warp.cta.rank):
-        warp.fault("address-space", f"row address {int(warp.address(index)[lane]):#x} is not in this CTA's shared memory",
+        warp.fault("address-space", f"row address {int(warp.address(index)[lane]):#x} is not in this CTA's "
+                                    f"shared memory",
                    lane=int(lane), address=int(addresses[lane]))
     for lane in np.flatnonzero(addresses & np.uint64(15)):
-        warp.fault("misaligned", f"row address {int(addresses[lane]):#x} is not a multiple of 16", lane=int(lane),
-                   address=int(addresses[lane]))
+        warp.fault("misaligned", f"row address {int(addresses[lane]):#x} is not a multiple of 16",
+                   lane=int(lane), address=int(addresses[lane]))
     return (addresses & np.uint64(OFFSET_MASK)).astype(np.int64)
 
 
@@ -69,8 +70,10 @@ def _pack_bytes(values):
     return (values.astype(np.uint32) << (8 * np.arange(4, dtype=np.uint32))).sum(axis=-1, dtype=np.uint32)
 
 
-@operation("ldmatrix", "sync aligned m16n16 x1|x2 trans shared|shared::cta? b8|b8x16 b4x16_p64|b6x16_p32?", "d, [a]")
-@operation("ldmatrix", "sync aligned m16n16 x1|x2 trans shared|shared::cta? b8|b8x16 b4x16_p64|b6x16_p32?", "{d}, [a]")
+@operation("ldmatrix", "sync aligned m16n16 x1|x2 trans shared|shared::cta? b8|b8x16 b4x16_p64|b6x16_p32?",
+           "d, [a]")
+@operation("ldmatrix", "sync aligned m16n16 x1|x2 trans shared|shared::cta? b8|b8x16 b4x16_p64|b6x16_p32?",
+           "{d}, [a]")
 def ldmatrix_m16n16(warp, ins):
     count = _number(ins)
     offsets = _row_offsets(warp, ins, 1, 16 * count)
@@ -81,7 +84,8 @@ def ldmatrix_m16n16(warp, ins):
 
 
 @operation("ldmatrix", "sync aligned m8n16 x1|x2|x4 shared|shared::cta? b8x16 b4x16_p64|b6x16_p32", "d, [a]")
-@operation("ldmatrix", "sync aligned m8n16 x1|x2|x4 shared|shared::cta? b8x16 b4x16_p64|b6x16_p32", "{d}, [a]")
+@operation("ldmatrix", "sync aligned m8n16 x1|x2|x4 shared|shared::cta? b8x16 b4x16_p64|b6x16_p32",
+           "{d}, [a]")
 def ldmatrix_m8n16(warp, ins):
     count = _number(ins)
     offsets = _row_offsets(warp, ins, 1, 8 * count)
@@ -113,7 +117,8 @@ def stmatrix(warp, ins):
 @operation("stmatrix", "sync aligned m16n8 x1|x2|x4 trans shared|shared::cta? b8", "[a], d")
 @operation("stmatrix", "sync aligned m16n8 x1|x2|x4 trans shared|shared::cta? b8", "[a], {d}")
 def stmatrix_m16n8(warp, ins):
-    """8-bit elements: register j of lane l holds rows 4*(l%4) .. +3 of column l/4; memory rows are columns."""
+    """8-bit elements: register j of lane l holds rows 4*(l%4) .. +3 of column l/4; memory rows are columns.
+    """
     count = _number(ins)
     offsets = _row_offsets(warp, ins, 0, 8 * count)
     values = warp.vector(1).astype(np.uint32)
@@ -133,4 +138,5 @@ def movmatrix(warp, ins):
     elements[_LANE >> 2, 2 * (_LANE & 3)] = values & np.uint32(0xFFFF)
     elements[_LANE >> 2, 2 * (_LANE & 3) + 1] = values >> np.uint32(16)
     turned = elements.T
-    warp.write(0, turned[_LANE >> 2, 2 * (_LANE & 3)] | turned[_LANE >> 2, 2 * (_LANE & 3) + 1] << np.uint32(16))
+    warp.write(0, turned[_LANE >> 2, 2 * (_LANE & 3)] | turned[_LANE >> 2, 2 * (_LANE & 3)
+                                                               + 1] << np.uint32(16))

@@ -1,7 +1,7 @@
 """wgmma: the asynchronous products of a warpgroup on sm_90a.
 
-Each warp of the four computes its 16 of the 64 rows.  Results are in the registers at once, but the shared memory that a
-product reads counts as in use until its group has been waited for.  PTX ISA, "wgmma.mma_async".
+Each warp of the four computes its 16 of the 64 rows.  Results are in the registers at once, but the shared
+memory that a product reads counts as in use until its group has been waited for.  PTX ISA, "wgmma.mma_async".
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from .model import Immediate, Vector
 from .register_layouts import accumulator, operand_a
 from .tcgen05_mma import elements, unit_grid
 
-_INPUTS = {"f16": (tc.F16, 16, 16), "bf16": (tc.BF16, 16, 16), "tf32": (tc.TF32, 32, 8), "e4m3": (tc.E4M3, 8, 32),
-           "e5m2": (tc.E5M2, 8, 32), "s8": (tc.S8, 8, 32), "u8": (tc.U8, 8, 32)}
+#: element format, bits, K of one instruction
+_INPUTS = {"f16": (tc.F16, 16, 16), "bf16": (tc.BF16, 16, 16), "tf32": (tc.TF32, 32, 8),
+           "e4m3": (tc.E4M3, 8, 32), "e5m2": (tc.E5M2, 8, 32), "s8": (tc.S8, 8, 32), "u8": (tc.U8, 8, 32)}
 _NUMBERS = "|".join(f"m64n{n}k{k}" for k in (8, 16, 32) for n in range(8, 257, 8))
 
 
 class Groups:
-    """The open and the committed wgmma groups of one warp; each is an agent that holds what the products read."""
+    """The open and the committed wgmma groups of one warp; each is an agent that holds what the products
+    read.
+    """
 
     def __init__(self):
         self.open = None

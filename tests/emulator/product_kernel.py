@@ -34,9 +34,10 @@ def kernel(
 ):
     """PTX text.  Columns: D at 0, A (in tensor memory) at 256, scales of A at 300 and of B at 320.
 
-    The images of A and B go to shared memory at 0x800 (A, at most 16 KB) and 0x4800 (B).  With ``pair`` the two CTAs of a
-    cluster work together; each finds its own part behind its peer's in every argument, and ``n`` counts the columns of D
-    that one of them holds.  ``prepare_scales`` is PTX that the issuing thread runs before the product.
+    The images of A and B go to shared memory at 0x800 (A, at most 16 KB) and 0x4800 (B).  With ``pair`` the
+    two CTAs of a cluster work together; each finds its own part behind its peer's in every argument, and
+    ``n`` counts the columns of D that one of them holds.  ``prepare_scales`` is PTX that the issuing thread
+    runs before the product.
     """
     group, everyone = (
         ("cta_group::2", "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;")
@@ -45,7 +46,9 @@ def kernel(
     )
 
     def store(column, pointer, width, count):
-        """Each thread copies its row of a [128, count] u32 matrix to columns from ``column``, ``width`` at a time."""
+        """Each thread copies its row of a [128, count] u32 matrix to columns from ``column``, ``width`` at a
+        time.
+        """
         lines = [f"mul.wide.u32 %rd20, %tid, {4 * count}; add.u64 %rd20, %rd20, {pointer};"]
         for i in range(0, count, width):
             for j in range(width):
@@ -91,7 +94,8 @@ def kernel(
     .target sm_100a
     .address_size 64
     .extern .shared .align 1024 .b8 buffer[];
-    .visible .entry product(.param .u64 a, .param .u64 b, .param .u64 c, .param .u64 sa, .param .u64 sb, .param .u64 d)
+    .visible .entry product(.param .u64 a, .param .u64 b, .param .u64 c, .param .u64 sa, .param .u64 sb,
+    .param .u64 d)
     {{
         .reg .b32 %r<20>, %v<32>, %tid, %base;
         .reg .b64 %rd<30>;
@@ -167,7 +171,9 @@ def shared_descriptor(offset, leading, stride, swizzle=0):
 
 
 def core_matrix_image(rows, k_bytes):
-    """K-major image without swizzle of uint8 [rows, K bytes], rows a multiple of 8: leading 128, stride 256 bytes."""
+    """K-major image without swizzle of uint8 [rows, K bytes], rows a multiple of 8: leading 128, stride 256
+    bytes.
+    """
     count, width = rows.shape
     assert width == k_bytes == 32 and count % 8 == 0
     image = np.zeros((count // 8, 2, 8, 16), np.uint8)
@@ -193,13 +199,13 @@ def run(
     """D of one product.
 
     Args:
-        a, b: uint8 [128, 32] and [N, 32], the bytes of K of each row (``options["pair"]``: [2, 128 or 64, 32] and
-            [2, N / 2, 32]).
+        a, b: uint8 [128, 32] and [N, 32], the bytes of K of each row (``options["pair"]``: [2, 128 or 64, 32]
+            and [2, N / 2, 32]).
         c: uint32 [128, N] (pair: [2, 128, columns of one CTA]).
         scales: (uint32 [128, columns], uint32 [128, columns]) cells of the scale factors of A and B.
         a_words: uint32 [128, 8], A in tensor memory instead of ``a``.
-        images: (image of A, its descriptor, image of B, its descriptor) instead of ``a`` and ``b``; the images go to
-            offsets 1024 and 17408 of the buffer.
+        images: (image of A, its descriptor, image of B, its descriptor) instead of ``a`` and ``b``; the
+            images go to offsets 1024 and 17408 of the buffer.
     """
     pair = options.get("pair", False)
     n = c.shape[-1]

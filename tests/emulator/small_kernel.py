@@ -21,8 +21,8 @@ def launch(
 ):
     """Run ``body`` once in each CTA.
 
-    It finds %tid, %lane, %warp, %rank, %base (shared memory, 1024-byte aligned) and %a0, %a1, ... (the arguments); free
-    registers are %r0..99, %rd0..29, %f0..9, %h0..9 (16 bits), %p0..9.
+    It finds %tid, %lane, %warp, %rank, %base (shared memory, 1024-byte aligned) and %a0, %a1, ... (the
+    arguments); free registers are %r0..99, %rd0..29, %f0..9, %h0..9 (16 bits), %p0..9.
 
     Returns:
         the launch's report.

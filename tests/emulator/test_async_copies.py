@@ -1,4 +1,6 @@
-"""cp.async, bulk copies and reductions, st.async and red.async: data, groups, completion, and what is reported."""
+"""cp.async, bulk copies and reductions, st.async and red.async: data, groups, completion, and what is
+reported.
+"""
 
 from __future__ import annotations
 

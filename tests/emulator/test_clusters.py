@@ -23,7 +23,8 @@ SHIFT = """
     mapa.shared::cluster.u32 %r4, %r1, %r3;
     ld.shared::cluster.b32 %r5, [%r4];
     {last}
-    mad.lo.u32 %r6, %rank, 64, %tid; mul.wide.u32 %rd1, %r6, 4; add.u64 %rd1, %rd1, %a0; st.global.b32 [%rd1], %r5;
+    mad.lo.u32 %r6, %rank, 64, %tid; mul.wide.u32 %rd1, %r6, 4; add.u64 %rd1, %rd1, %a0;
+    st.global.b32 [%rd1], %r5;
 """
 
 

@@ -1,4 +1,6 @@
-"""tcgen05 through PTX: products of every kind against recorded words and the arithmetic model, copies, allocation."""
+"""tcgen05 through PTX: products of every kind against recorded words and the arithmetic model, copies,
+allocation.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,8 @@ def test_recorded_word_comes_out_of_the_instruction(word):
     finite = {"f32": 0x7F800000, "f16": 0x7C00}.get(word["d"])
     mask = np.ones(d.shape, bool)
     if finite is not None and word["scale_a"] is None:
-        # Special operands meet the zeros of the other rows and columns; only the recorded element is compared.
+        # Special operands meet the zeros of the other rows and columns; only the recorded element is
+        # compared.
         mask[77], mask[:, 5] = False, False
     expected[77, 5], mask[77, 5] = word["result"], True
     np.testing.assert_array_equal(d[mask], expected[mask])
@@ -247,7 +250,9 @@ def test_a_pair_scales_its_blocks(m):
 
 @pytest.mark.parametrize("schedule", ["random", "eager", "late"])
 def test_scales_can_be_copied_from_shared_memory(schedule):
-    """128 x 4 scale bytes in 512 bytes, byte (m, s) at (m % 32) * 16 + (m / 32) * 4 + s, behind B in its image."""
+    """128 x 4 scale bytes in 512 bytes, byte (m, s) at (m % 32) * 16 + (m / 32) * 4 + s, behind B in its
+    image.
+    """
     rng = np.random.default_rng()
     a, b = (rng.integers(0, 16, (r, 64)).astype(np.uint8) for r in (128, 128))
     sa, sb = (rng.integers(0x28, 0x48, (128, 4)).astype(np.uint8) for _ in range(2))
@@ -507,7 +512,8 @@ def test_wrong_lane_bits_can_be_forgiven():
     launch(
         warp_program("""
         tcgen05.st.sync.aligned.32x32b.x1.b32 [%r3], {%tid}; tcgen05.wait::st.sync.aligned;
-        add.u32 %r4, %r3, 2097152; tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r5}, [%r4]; tcgen05.wait::ld.sync.aligned;
+        add.u32 %r4, %r3, 2097152; tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r5}, [%r4];
+        tcgen05.wait::ld.sync.aligned;
         mul.wide.u32 %rd1, %tid, 4; add.u64 %rd1, %rd1, %a0; st.global.b32 [%rd1], %r5;
     """),
         out,

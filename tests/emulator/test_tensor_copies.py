@@ -1,4 +1,6 @@
-"""Tensor copies through PTX: loads, stores, reductions, gather and scatter, multicast, maps built by the kernel."""
+"""Tensor copies through PTX: loads, stores, reductions, gather and scatter, multicast, maps built by the
+kernel.
+"""
 
 from __future__ import annotations
 
@@ -138,7 +140,8 @@ def test_multicast_gives_every_chosen_cta_its_copy_and_its_bytes(schedule, seed)
         @%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%base], 256;
         {CLUSTER}
         shl.b32 %r3, %rank, 2; mov.b16 %h1, 3; shl.b32 %r4, %rank, 7; add.u32 %r5, %r1, %r4;
-        @%p0 cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster
+        @%p0
+        cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster
             [%r5], [%a0, {{0, %r3}}], [%base], %h1;
         {WAIT}
         shl.b32 %r6, %rank, 8; cvt.u64.u32 %rd1, %r6; add.u64 %a1, %a1, %rd1;

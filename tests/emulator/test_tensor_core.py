@@ -162,7 +162,8 @@ def ue4m3(bytes_):
 
 
 def test_nvfp4_product_is_exact_where_nothing_is_cut():
-    # Scales of one binade and a zero accumulator: 39 bits below the top lose nothing, so only the last rounding acts.
+    # Scales of one binade and a zero accumulator: 39 bits below the top lose nothing, so only the last
+    # rounding acts.
     rng = np.random.default_rng()
     a, b = (rng.integers(0, 16, (n, 64)).astype(np.uint8) for n in (6, 9))
     sa, sb = (rng.integers(0x38, 0x40, (n, 4)).astype(np.uint8) for n in (6, 9))
@@ -220,7 +221,9 @@ def test_scales_of_the_wrong_block_are_refused():
 
 
 def slow_fp4(a, b, c_word, sa, sb, scale_format):
-    """One FP4 output word by fractions: the rules of docs/emulator_hardware.md written down without any shift."""
+    """One FP4 output word by fractions: the rules of docs/emulator_hardware.md written down without any
+    shift.
+    """
     c = Fraction(float(np.uint32(c_word).view(np.float32)))
     c_raw = max((int(c_word) >> 23 & 255), 1) - 127
     block = 64 // len(sa)
@@ -292,7 +295,9 @@ def test_fp4_products_agree_with_a_slow_model(scale_format, blocks, spread):
 
 
 def test_tiny_groups_vanish_from_subnormal_results():
-    """UE8M0: a K=16 group under 2**-174 with smaller scales than the largest is dropped where the result is subnormal."""
+    """UE8M0: a K=16 group under 2**-174 with smaller scales than the largest is dropped where the result is
+    subnormal.
+    """
     rng = np.random.default_rng()
     for _ in range(20):
         a, b = (rng.integers(1, 8, (1, 64)).astype(np.uint8) for _ in range(2))

@@ -66,7 +66,8 @@ def test_access_must_stay_inside_one_allocation():
 
 
 def cute_layout(shape, stride):
-    """All offsets of a CuTe layout in colexicographic order; an independent way to write a figure of the ISA."""
+    """All offsets of a CuTe layout in colexicographic order; an independent way to write a figure of the ISA.
+    """
     offsets = np.zeros(1, int)
     for extent, step in zip(shape, stride):
         offsets = (offsets[None, :] + step * np.arange(extent)[:, None]).ravel()

@@ -18,7 +18,8 @@ LANE = np.arange(32)
 #: copies 2048 bytes of argument 0 to shared memory
 FILL = """
     mov.u32 %r20, %tid;
-    F: mul.wide.u32 %rd20, %r20, 16; add.u64 %rd20, %rd20, %a0; ld.global.v4.b32 {%r21, %r22, %r23, %r24}, [%rd20];
+    F: mul.wide.u32 %rd20, %r20, 16; add.u64 %rd20, %rd20, %a0;
+    ld.global.v4.b32 {%r21, %r22, %r23, %r24}, [%rd20];
     mad.lo.u32 %r25, %r20, 16, %base; st.shared.v4.b32 [%r25], {%r21, %r22, %r23, %r24};
     add.u32 %r20, %r20, %ntid.x; setp.lt.u32 %p5, %r20, 128; @%p5 bra F;
     bar.sync 0;
@@ -147,11 +148,13 @@ def test_movmatrix_turns_a_fragment():
             "misaligned",
         ),
         (
-            "add.u32 %r1, %r1, 16384; ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r40, %r41, %r42, %r43}, [%r1];",
+            "add.u32 %r1, %r1, 16384; ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r40, %r41, %r42, %r43}, "
+            "[%r1];",
             "out-of-bounds",
         ),
         (
-            "add.u32 %r1, %r1, 4096; ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r40, %r41, %r42, %r43}, [%r1];",
+            "add.u32 %r1, %r1, 4096; ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r40, %r41, %r42, %r43}, "
+            "[%r1];",
             "uninitialised",
         ),
     ],
@@ -164,7 +167,8 @@ def test_wrong_rows_are_reported(body, kind):
 
 def wgmma_descriptor(offset, leading, stride):
     return f"""
-        add.u32 %r30, %base, {offset}; cvt.u64.u32 %rd10, %r30; shr.u64 %rd10, %rd10, 4; and.b64 %rd10, %rd10, 16383;
+        add.u32 %r30, %base, {offset}; cvt.u64.u32 %rd10, %r30; shr.u64 %rd10, %rd10, 4;
+        and.b64 %rd10, %rd10, 16383;
         or.b64 %rd10, %rd10, {(leading >> 4) << 16 | (stride >> 4) << 32};
     """
 
