@@ -82,14 +82,14 @@ def test_exact_answers(name, rng):
     check(EXACT[name], replace(random_run(rng, EXACT[name]), multiprocessors=16))
 
 
-@pytest.mark.parametrize("part", range(24))
+@pytest.mark.parametrize("part", range(16))
 def test_random_problems(part, rng):
     case = small_case(rng)
     check(case, random_run(rng, case))
 
 
 def every_program() -> dict[str, tuple[int, Configuration]]:
-    """KV heads (items) of a problem of five pages a row, and a configuration, for each program and way through it."""
+    """KV heads (items) of a problem of three pages a row, and a configuration, for each program and way through it."""
     ring = {1: 11, 2: 10, 4: 10, 8: 10}
     programs = {f"split{splits}": (1, Configuration(splits, ring[splits], False, splits, 0)) for splits in SPLITS}
     programs["persistent"] = (3, Configuration(1, 11, False, 1, 0))
@@ -99,7 +99,7 @@ def every_program() -> dict[str, tuple[int, Configuration]]:
 
 
 def schedule_case(rng: np.random.Generator, kv_heads: int) -> Case:
-    return random_case(rng, batch=1, seqlen_q=1, group=5, num_kv_heads=kv_heads, topk=5, lengths=[600], max_pages=6)
+    return random_case(rng, batch=1, seqlen_q=1, group=5, num_kv_heads=kv_heads, topk=3, lengths=[330], max_pages=4)
 
 
 SCHEDULES = [("eager", 0), ("late", 0), ("random", 1), ("random", 2)]
