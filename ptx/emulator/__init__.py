@@ -13,4 +13,15 @@ from .report import Report
 from .tensor_map import TensorMap
 from .text import PtxSyntaxError
 
-__all__ = ["Bytes", "Checks", "Fault", "Memory", "Module", "PtxSyntaxError", "Report", "TensorMap", "compile", "load"]
+__all__ = [
+    "Bytes",
+    "Checks",
+    "Fault",
+    "Memory",
+    "Module",
+    "PtxSyntaxError",
+    "Report",
+    "TensorMap",
+    "compile",
+    "load",
+]

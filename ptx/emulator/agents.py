@@ -1,4 +1,5 @@
-"""Who acts in a launch: CTAs, warps and asynchronous agents, what a warp waits for, and the queue of work in flight."""
+"""Who acts in a launch: CTAs, warps and asynchronous agents, what a warp waits for, and the queue of work in
+flight."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from .memory import SharedMemory
 class Wait:
     """Returned by an operation that cannot go on: sleep until `Machine.wake(key)`, then run it again.
 
-    `text` (or its result, if callable) says in a deadlock report what is missing. `spurious` allows the machine to
-    wake the warp early with `WarpContext.spurious` set (try_wait may return false at any time).
+    `text` (or its result, if callable) says in a deadlock report what is missing. `spurious` allows the
+    machine to wake the warp early with `WarpContext.spurious` set (try_wait may return false at any time).
     """
 
     key: Hashable
@@ -82,15 +83,16 @@ class _Task:
 
 
 class Queue:
-    """Asynchronous work in flight. Stages of one task run in order; tasks interleave as the schedule decides."""
+    """Asynchronous work in flight. Stages of one task run in order; tasks interleave as the schedule
+    decides."""
 
     def __init__(self, machine) -> None:
         self.machine = machine
         self.tasks: list[_Task] = []
 
     def submit(self, agent: Agent, stages, after=(), label: str = "") -> Agent:
-        """Queue callables to run one after the other at times of the schedule's choice, none before every agent in
-        `after` is done. With schedule "eager" they run now if they may."""
+        """Queue callables to run one after the other at times of the schedule's choice, none before every
+        agent in `after` is done. With schedule "eager" they run now if they may."""
         self.tasks.append(_Task(agent, deque(stages), tuple(after), label or agent.label,
                                 int(self.machine.G[L.G_CLOCK])))
         if self.machine.schedule == "eager":

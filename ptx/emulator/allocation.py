@@ -1,4 +1,5 @@
-"""Packs a function's virtual registers into few rows by linear scan, so that a warp's register file stays in cache."""
+"""Packs a function's virtual registers into few rows by linear scan, so that a warp's register file stays in
+cache."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ import heapq
 def compact(builder, successors: list[tuple], lists: list[int]) -> tuple[dict[int, int], int]:
     """Renumber the rows of `builder.codes` (and its lists) in place.
 
-    Returns (virtual register -> row, number of rows). Liveness is that of one thread: lanes that diverged are other
-    threads, and writes touch only executing lanes, so rows may be shared whenever one thread's live ranges allow it.
+    Returns (virtual register -> row, number of rows). Liveness is that of one thread: lanes that diverged are
+    other threads, and writes touch only executing lanes, so rows may be shared whenever one thread's live
+    ranges allow it.
     """
     codes = builder.codes
     count = len(codes)
@@ -71,8 +73,8 @@ def compact(builder, successors: list[tuple], lists: list[int]) -> tuple[dict[in
         for k in range(start, end):
             touch(uses[k] | defs[k], k)
         touch(out, end - 1)
-    # A predicate is a mask in column 0 of its row, a value lies in its lane's column: rows that both kinds used at
-    # different times would let one half of a diverged warp destroy the other half's predicates.
+    # A predicate is a mask in column 0 of its row, a value lies in its lane's column: rows that both kinds
+    # used at different times would let one half of a diverged warp destroy the other half's predicates.
     predicates = {number for name, number in builder.registers.items()
                   if builder.function.registers.get(name) == "pred"}
     free: dict[bool, list[int]] = {False: [], True: []}

@@ -10,12 +10,13 @@ from .numerics import CANONICAL_F32, RN, bf16_value, f16_value, flush_f32, round
 
 #: operations
 (A_AND, A_OR, A_XOR, A_EXCH, A_CAS, A_ADD, A_INC, A_DEC, A_MIN, A_MAX) = range(10)
-ATOMIC_NAMES = {"and": A_AND, "or": A_OR, "xor": A_XOR, "exch": A_EXCH, "cas": A_CAS, "add": A_ADD, "inc": A_INC,
-                "dec": A_DEC, "min": A_MIN, "max": A_MAX}
+ATOMIC_NAMES = {"and": A_AND, "or": A_OR, "xor": A_XOR, "exch": A_EXCH, "cas": A_CAS, "add": A_ADD,
+                "inc": A_INC, "dec": A_DEC, "min": A_MIN, "max": A_MAX}
 #: operand kinds: unsigned / signed of 4 or 8 bytes, and the floating formats
 (K_U32, K_S32, K_U64, K_S64, K_F32, K_F64, K_F16, K_BF16, K_F16X2, K_BF16X2, K_B16) = range(11)
-ATOMIC_KINDS = {"u32": K_U32, "b32": K_U32, "s32": K_S32, "u64": K_U64, "b64": K_U64, "s64": K_S64, "f32": K_F32,
-                "f64": K_F64, "f16": K_F16, "bf16": K_BF16, "f16x2": K_F16X2, "bf16x2": K_BF16X2, "b16": K_B16}
+ATOMIC_KINDS = {"u32": K_U32, "b32": K_U32, "s32": K_S32, "u64": K_U64, "b64": K_U64, "s64": K_S64,
+                "f32": K_F32, "f64": K_F64, "f16": K_F16, "bf16": K_BF16, "f16x2": K_F16X2,
+                "bf16x2": K_BF16X2, "b16": K_B16}
 
 
 @inlined
@@ -24,8 +25,9 @@ def atomic_half(op, old, x, bfloat):
     p = bf16_value(old) if bfloat else f16_value(old)
     q = bf16_value(x) if bfloat else f16_value(x)
     if op == A_ADD:
-        # Two 11-bit (8-bit) significands can be too far apart for one exact float64 sum only where the smaller
-        # is far below half a unit of the larger, so rounding through float64 is still a single rounding.
+        # Two 11-bit (8-bit) significands can be too far apart for one exact float64 sum only where the
+        # smaller is far below half a unit of the larger, so rounding through float64 is still a single
+        # rounding.
         return round_ieee(p + q, 8, 7, RN) if bfloat else round_ieee(p + q, 5, 10, RN)
     if p != p:
         return x
@@ -38,8 +40,8 @@ def atomic_half(op, old, x, bfloat):
 
 @inlined
 def atomic_result(op, kind, old, x, y, flush):
-    """New memory content; `y` is the third operand (the value of a cas). `flush`: f32 add on global memory flushes
-    subnormal inputs and results, on shared memory it does not (PTX "atom")."""
+    """New memory content; `y` is the third operand (the value of a cas). `flush`: f32 add on global memory
+    flushes subnormal inputs and results, on shared memory it does not (PTX "atom")."""
     if op == A_ADD:
         if kind == K_F32:
             if flush:

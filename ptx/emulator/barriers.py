@@ -8,9 +8,9 @@ from .clocks import acquire_into, clear_row, join_rows
 from .fragments import count_lanes
 from .jit import inlined, unit
 from .layout import (
-    B_ARRIVED, B_EXPECTED, B_GENERATION, B_LANES, B_REDUCE, B_REDUCE_KIND, B_WARPS, C_ALIVE, C_FIRST_SLOT, C_WARPS,
-    F_BARRIER_COUNT, FR_BASE, FR_KEY, FR_MASK, FR_PC, FR_STATE, FRAG_BARRIER, FRAG_READY, FRAGMENTS, P_D, P_X,
-    W_ALIVE, W_CTA, W_INDEX, W_STATUS, WARP_READY,
+    B_ARRIVED, B_EXPECTED, B_GENERATION, B_LANES, B_REDUCE, B_REDUCE_KIND, B_WARPS, C_ALIVE, C_FIRST_SLOT,
+    C_WARPS, F_BARRIER_COUNT, FR_BASE, FR_KEY, FR_MASK, FR_PC, FR_STATE, FRAG_BARRIER, FRAG_READY, FRAGMENTS,
+    P_D, P_X, W_ALIVE, W_CTA, W_INDEX, W_STATUS, WARP_READY,
 )
 
 #: P_X of a barrier operation

@@ -1,7 +1,7 @@
 """Small compiled building blocks: bit casts, fused multiply-add, raw loads and stores at a host address.
 
-Numba has no reinterpretation of a scalar that LLVM can vectorise, and no load from an integer address; both are
-one LLVM instruction, written here as intrinsics.
+Numba has no reinterpretation of a scalar that LLVM can vectorise, and no load from an integer address; both
+are one LLVM instruction, written here as intrinsics.
 """
 
 from __future__ import annotations

@@ -8,15 +8,26 @@ from pathlib import Path
 import click
 import numpy as np
 
-_SCALARS = {"i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64, "u8": np.uint8, "u16": np.uint16,
-            "u32": np.uint32, "u64": np.uint64, "f16": np.float16, "f32": np.float32, "f64": np.float64}
+_SCALARS = {
+    "i8": np.int8,
+    "i16": np.int16,
+    "i32": np.int32,
+    "i64": np.int64,
+    "u8": np.uint8,
+    "u16": np.uint16,
+    "u32": np.uint32,
+    "u64": np.uint64,
+    "f16": np.float16,
+    "f32": np.float32,
+    "f64": np.float64,
+}
 
 
 def parse_argument(text: str, rng: np.random.Generator):
     """One kernel argument of the command line.
 
-    `f32[1024]` is a zeroed array, `f32[1024]:random` a random one, `array.npy` a file (changed in memory only),
-    `i32=7` or `f32=0.5` a scalar, `null` a null pointer, `bytes[32]` zero bytes by value.
+    `f32[1024]` is a zeroed array, `f32[1024]:random` a random one, `array.npy` a file (changed in memory
+    only), `i32=7` or `f32=0.5` a scalar, `null` a null pointer, `bytes[32]` zero bytes by value.
     """
     from .module import Bytes
 
@@ -42,7 +53,9 @@ def parse_argument(text: str, rng: np.random.Generator):
         return dtype(float(value)) if np.dtype(dtype).kind == "f" else dtype(int(value, 0))
     if text.endswith(".npy"):
         return np.load(text)
-    raise click.BadParameter(f"{text!r}: expected f32[1024], f32[1024]:random, file.npy, i32=7, null or bytes[32]")
+    raise click.BadParameter(
+        f"{text!r}: expected f32[1024], f32[1024]:random, file.npy, i32=7, null or bytes[32]"
+    )
 
 
 def _extent(_context, _parameter, value: str | None):
@@ -58,7 +71,9 @@ def _extent(_context, _parameter, value: str | None):
 @click.option("--cluster", callback=_extent, help="CTAs of a cluster: x[,y[,z]].")
 @click.option("--shared", "shared_bytes", default=0, help="Dynamic shared memory in bytes.")
 @click.option("--arch", default="sm_100a", show_default=True, help="Target for .cu files.")
-@click.option("--schedule", type=click.Choice(["random", "eager", "late"]), default="random", show_default=True)
+@click.option(
+    "--schedule", type=click.Choice(["random", "eager", "late"]), default="random", show_default=True
+)
 @click.option("--seed", default=0, show_default=True)
 @click.option("--seeds", default=1, show_default=True, help="Run this many seeds, starting at --seed.")
 @click.option("--concurrent", default=1, show_default=True, help="Clusters resident at once.")
@@ -68,8 +83,26 @@ def _extent(_context, _parameter, value: str | None):
 @click.option("--picture", type=click.Path(path_type=Path), help="Write the pipeline picture here.")
 @click.option("--save", multiple=True, help="N=file.npy: store array argument N after the run.")
 @click.option("--debug", is_flag=True, help="Print every slice that a warp runs.")
-def command(path, arguments, entry, grid, block, cluster, shared_bytes, arch, schedule, seed, seeds, concurrent,
-            no_checks, lines, trace, picture, save, debug):
+def command(
+    path,
+    arguments,
+    entry,
+    grid,
+    block,
+    cluster,
+    shared_bytes,
+    arch,
+    schedule,
+    seed,
+    seeds,
+    concurrent,
+    no_checks,
+    lines,
+    trace,
+    picture,
+    save,
+    debug,
+):
     """Run a kernel of PATH (.ptx, or .cu through NVRTC) on the CPU.
 
     ARGUMENTS, one for each parameter: f32[1024] (zeros), f32[1024]:random, data.npy, i32=7, null, bytes[32].
@@ -87,14 +120,26 @@ def command(path, arguments, entry, grid, block, cluster, shared_bytes, arch, sc
         raise click.ClickException(str(error)) from error
     if entry is None:
         if len(module.entries) != 1:
-            raise click.UsageError(f"--entry is needed: the module has {', '.join(module.entries) or 'no kernel'}")
+            raise click.UsageError(
+                f"--entry is needed: the module has {', '.join(module.entries) or 'no kernel'}"
+            )
         entry = module.entries[0]
     for number in range(seed, seed + seeds):
         values = [parse_argument(text, np.random.default_rng(number)) for text in arguments]
         try:
-            report = module.launch(entry, grid, block, values, cluster=cluster, shared_bytes=shared_bytes,
-                                   schedule=schedule, seed=number, checks=not no_checks, concurrent_clusters=concurrent,
-                                   trace=trace is not None or picture is not None or debug)
+            report = module.launch(
+                entry,
+                grid,
+                block,
+                values,
+                cluster=cluster,
+                shared_bytes=shared_bytes,
+                schedule=schedule,
+                seed=number,
+                checks=not no_checks,
+                concurrent_clusters=concurrent,
+                trace=trace is not None or picture is not None or debug,
+            )
         except Fault as fault:
             click.echo(f"seed {number}: {fault}", err=True)
             sys.exit(1)
@@ -104,7 +149,10 @@ def command(path, arguments, entry, grid, block, cluster, shared_bytes, arch, sc
     if lines:
         click.echo(f"the {lines} most executed PTX lines")
         for item in sorted(report.lines, key=lambda item: -item.warps)[:lines]:
-            click.echo(f"  {item.warps:>12,}  line {item.line}: {item.text}" + (f"  {item.source}" if item.source else ""))
+            click.echo(
+                f"  {item.warps:>12,}  line {item.line}: {item.text}"
+                + (f"  {item.source}" if item.source else "")
+            )
     if debug:
         for span in report.timeline.spans:
             click.echo(f"{span.start:>10} CTA {span.cta} {span.row}: {span.kind} x{span.length}: {span.name}")

@@ -1,12 +1,14 @@
 """Vector clocks: who knows what has happened.
 
-Every warp and every asynchronous agent has a *slot*. Row s of VC holds, for each slot t, the last clock value of t that
-s knows of (columns 0..S-1, "seen") and the last value whose writes were also made visible to the async proxy by
-fence.proxy.async (columns S..2S-1, "proxied"). An access stamped (t, c) happens before s's present iff c <= VC[s, t].
+Every warp and every asynchronous agent has a *slot*. Row s of VC holds, for each slot t, the last clock value
+of t that s knows of (columns 0..S-1, "seen") and the last value whose writes were also made visible to the
+async proxy by fence.proxy.async (columns S..2S-1, "proxied"). An access stamped (t, c) happens before s's
+present iff c <= VC[s, t].
 
-Synchronising through memory follows the fence rules of the PTX memory model: a release publishes the whole row, a
-relaxed access after a fence publishes the row the fence saw (VF), an acquire takes a published row over at once, a
-relaxed read keeps it aside (VP) until the next fence. Scopes are not distinguished: a `.cta` fence counts as `.sys`.
+Synchronising through memory follows the fence rules of the PTX memory model: a release publishes the whole
+row, a relaxed access after a fence publishes the row the fence saw (VF), an acquire takes a published row
+over at once, a relaxed read keeps it aside (VP) until the next fence. Scopes are not distinguished: a `.cta`
+fence counts as `.sys`.
 """
 
 from __future__ import annotations

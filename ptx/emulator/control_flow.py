@@ -1,10 +1,12 @@
-"""Immediate post-dominators: where the two sides of a branch meet again (Cooper, Harvey and Kennedy's iteration)."""
+"""Immediate post-dominators: where the two sides of a branch meet again (Cooper, Harvey and Kennedy's
+iteration)."""
 
 from __future__ import annotations
 
 
 def postdominators(successors: list[tuple]) -> list[int]:
-    """For each row the row that every path from it must pass next, or -1 if paths only meet at the function's end."""
+    """For each row the row that every path from it must pass next, or -1 if paths only meet at the function's
+    end."""
     size = len(successors)
     exit_node = size
     predecessors: list[list[int]] = [[] for _ in range(size + 1)]

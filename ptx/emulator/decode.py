@@ -16,20 +16,57 @@ from .allocation import compact
 from .control_flow import postdominators
 from .forms import find
 from .model import (
-    TYPE_BYTES, Address, Function, Group, Immediate, Instruction, Label, Pair, Program, Register, Sink, Symbol,
-    Variable, Vector,
+    TYPE_BYTES, Address, Function, Group, Immediate, Instruction, Label, Pair, Program, Register, Sink,
+    Symbol, Variable, Vector,
 )
 from .text import PtxSyntaxError
 
 #: special registers that are constant for a thread, filled in when its CTA starts
 THREAD_SPECIALS = {
-    "%tid.x", "%tid.y", "%tid.z", "%ntid.x", "%ntid.y", "%ntid.z", "%ctaid.x", "%ctaid.y", "%ctaid.z", "%nctaid.x",
-    "%nctaid.y", "%nctaid.z", "%laneid", "%warpid", "%nwarpid", "%smid", "%nsmid", "%gridid", "%lanemask_eq",
-    "%lanemask_le", "%lanemask_lt", "%lanemask_ge", "%lanemask_gt", "%clusterid.x", "%clusterid.y", "%clusterid.z",
-    "%nclusterid.x", "%nclusterid.y", "%nclusterid.z", "%cluster_ctaid.x", "%cluster_ctaid.y", "%cluster_ctaid.z",
-    "%cluster_nctaid.x", "%cluster_nctaid.y", "%cluster_nctaid.z", "%cluster_ctarank", "%cluster_nctarank",
-    "%dynamic_smem_size", "%total_smem_size", "%aggr_smem_size", "%reserved_smem_offset_begin",
-    "%reserved_smem_offset_end", "%reserved_smem_offset_cap", "%is_explicit_cluster",
+    "%tid.x",
+    "%tid.y",
+    "%tid.z",
+    "%ntid.x",
+    "%ntid.y",
+    "%ntid.z",
+    "%ctaid.x",
+    "%ctaid.y",
+    "%ctaid.z",
+    "%nctaid.x",
+    "%nctaid.y",
+    "%nctaid.z",
+    "%laneid",
+    "%warpid",
+    "%nwarpid",
+    "%smid",
+    "%nsmid",
+    "%gridid",
+    "%lanemask_eq",
+    "%lanemask_le",
+    "%lanemask_lt",
+    "%lanemask_ge",
+    "%lanemask_gt",
+    "%clusterid.x",
+    "%clusterid.y",
+    "%clusterid.z",
+    "%nclusterid.x",
+    "%nclusterid.y",
+    "%nclusterid.z",
+    "%cluster_ctaid.x",
+    "%cluster_ctaid.y",
+    "%cluster_ctaid.z",
+    "%cluster_nctaid.x",
+    "%cluster_nctaid.y",
+    "%cluster_nctaid.z",
+    "%cluster_ctarank",
+    "%cluster_nctarank",
+    "%dynamic_smem_size",
+    "%total_smem_size",
+    "%aggr_smem_size",
+    "%reserved_smem_offset_begin",
+    "%reserved_smem_offset_end",
+    "%reserved_smem_offset_cap",
+    "%is_explicit_cluster",
 }
 CLOCK_SPECIALS = {"%clock": 0, "%clock_hi": 2, "%clock64": 1, "%globaltimer": 1, "%globaltimer_lo": 0,
                   "%globaltimer_hi": 2}
@@ -38,7 +75,8 @@ WIDTHS = {name: 8 * size for name, size in TYPE_BYTES.items()} | {"pred": 1}
 
 @dataclass
 class Code:
-    """One program row in the making. `defs`/`uses` list (kind, position): ("f", column) or ("v", index in V)."""
+    """One program row in the making. `defs`/`uses` list (kind, position): ("f", column) or ("v", index in
+    V)."""
 
     row: list
     instruction: Instruction | None
@@ -91,7 +129,9 @@ class Builder:
         for variable in (*function.parameters, *function.returns):
             if not function.entry:
                 if variable.space == "reg":
-                    raise PtxSyntaxError(".reg parameters of functions are not supported: use .param", variable.line)
+                    raise PtxSyntaxError(
+                        ".reg parameters of functions are not supported: use .param", variable.line
+                    )
                 self.place(variable)
         for variable in function.variables.values():
             if variable.space in ("local", "param"):
@@ -189,7 +229,8 @@ class Builder:
         return self.function.variables.get(name) or self.decoder.program.variables.get(name)
 
     def address_of(self, symbol: Symbol) -> int:
-        """Row code of a variable's address in its own space (kernel parameters and const in their windows)."""
+        """Row code of a variable's address in its own space (kernel parameters and const in their
+        windows)."""
         name = symbol.name
         if name in self.frame:
             row = self.temporary()
@@ -231,8 +272,28 @@ class Builder:
         return start
 
     # ---- emission
-    def emit(self, op: int, *, d=L.NONE, a=None, b=None, c=None, e=None, x=0, y=0, z=0, w=0, s=0, sync=L.SYNC_NONE,
-             target: str | None = None, defs="d", uses="abce", def_list=None, use_list=None, guarded=True) -> Code:
+    def emit(
+        self,
+        op: int,
+        *,
+        d=L.NONE,
+        a=None,
+        b=None,
+        c=None,
+        e=None,
+        x=0,
+        y=0,
+        z=0,
+        w=0,
+        s=0,
+        sync=L.SYNC_NONE,
+        target: str | None = None,
+        defs="d",
+        uses="abce",
+        def_list=None,
+        use_list=None,
+        guarded=True,
+    ) -> Code:
         zero = self.decoder.zero
         row = [0] * L.P_COLUMNS
         row[L.P_OP] = op
@@ -279,10 +340,12 @@ class Builder:
         self.finish()
 
     def python(self, item: Instruction, form) -> None:
-        """An operation that leaves for Python: all its registers count as read and, without killing, as written."""
+        """An operation that leaves for Python: all its registers count as read and, without killing, as
+        written."""
         self.decoder.resolve(self, item)
-        code = self.emit(O.PYTHON, sync=L.SYNC_ALIGNED if "aligned" in item.modifiers else L.SYNC_NONE, defs="",
-                         uses="")
+        code = self.emit(
+            O.PYTHON, sync=L.SYNC_ALIGNED if "aligned" in item.modifiers else L.SYNC_NONE, defs="", uses=""
+        )
         code.killing = False
         names = []
         collect_registers(item.operands, names)
@@ -313,7 +376,8 @@ class Builder:
         self.emit(O.EXIT if self.function.entry else O.RET)
         self.codes[-1].instruction = body[-1].instruction if body else None
         if not self.function.entry:
-            # Early returns become branches to one ret, so that its post-dominator lets lanes meet before returning.
+            # Early returns become branches to one ret, so that its post-dominator lets lanes meet before
+            # returning.
             self.labels["%return"] = last
             for code in self.codes[:-1]:
                 if code.row[L.P_OP] == O.RET:
@@ -445,8 +509,10 @@ class Decoder:
             start[name] = at
             at += len(builder.codes)
         if at >= 1 << 19:
-            raise PtxSyntaxError(f"entry {self.entry.name!r} decodes to {at} operations; at most {(1 << 19) - 1}",
-                                 self.entry.line)
+            raise PtxSyntaxError(
+                f"entry {self.entry.name!r} decodes to {at} operations; at most {(1 << 19) - 1}",
+                self.entry.line,
+            )
         program = np.zeros((at, L.P_COLUMNS), np.int64)
         instructions, functions = [], []
         registers: dict[str, dict] = {}
@@ -479,10 +545,27 @@ class Decoder:
         synthetic = np.array([i is None for i in instructions])
         dynamic = -(-self.shared_static // self.shared_align) * self.shared_align
         return Decoded(
-            self.entry, program, np.array(self.lists or [0], np.int64), self.constants, list(self.special_rows),
-            max(frames.values()), depth, local, self.shared_static, dynamic, self.shared_align, instructions, registers,
-            handlers, [(offset, variable) for offset, variable in self.parameters.values()], self.parameter_bytes,
-            synthetic, functions, self.variables, recursive)
+            self.entry,
+            program,
+            np.array(self.lists or [0], np.int64),
+            self.constants,
+            list(self.special_rows),
+            max(frames.values()),
+            depth,
+            local,
+            self.shared_static,
+            dynamic,
+            self.shared_align,
+            instructions,
+            registers,
+            handlers,
+            [(offset, variable) for offset, variable in self.parameters.values()],
+            self.parameter_bytes,
+            synthetic,
+            functions,
+            self.variables,
+            recursive,
+        )
 
     def label_at(self, builder: Builder, code: Code, label: str) -> int:
         if label not in builder.labels:

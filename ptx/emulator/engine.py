@@ -1,7 +1,8 @@
 """The compiled interpreter loop: picks a warp, runs it for a slice, leaves for Python only when it must.
 
-The dispatch below is long because control flow, the memory pipeline and the choice of the family function all need the
-loop's local state (program counter, mask, frame); the families themselves live in the lanes_*.py files.
+The dispatch below is long because control flow, the memory pipeline and the choice of the family function all
+need the loop's local state (program counter, mask, frame); the families themselves live in the lanes_*.py
+files.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from .barriers import barrier_arrive, barrier_exit
 from .bitcast import M32, U0, load8, store8
 from .clocks import fence, proxy_fence
 from .fragments import (
-    choose_fragment, count_lanes, exit_lanes, join_members, new_fragment, new_record, reach_record, release_waiting,
+    choose_fragment, count_lanes, exit_lanes, join_members, new_fragment, new_record, reach_record,
+    release_waiting,
 )
 from .jit import inlined, unit
 from .lanes_convert import convert_lanes
@@ -23,30 +25,30 @@ from .lanes_memory import fault, first_lane, memory_instruction
 from .lanes_predicate import predicate_lanes
 from .lanes_warp import warp_lanes
 from .layout import (
-    C_ALIVE, F_ABSENT, F_BARRIER_NUMBER, F_BREAK, F_BRX, F_DIVERGED, F_GUARD_DIVERGED, F_MEMBER, F_STACK, F_TRAP,
-    FR_BASE, FR_DEPTH, FR_LOCAL, FR_MASK, FR_PC, FR_RECORD, FR_STATE, FRAG_READY,
-    FRAGMENTS, G_BUDGET, G_CHECK_CONVERGENCE, G_CLOCK,
-    G_EVENTS, G_LIMIT, G_LOCAL_HOST, G_LOCAL_INIT, G_LOCAL_SIZE, G_MAX_DEPTH, G_QUANTUM, G_RANDOM, G_SLOTS, G_STEPS,
-    G_SYNC_USED, G_TRACE, LEAVE_CTA, LEAVE_EVENTS, LEAVE_FAULT, LEAVE_IDLE, LEAVE_LIMIT, LEAVE_PYTHON,
-    LEAVE_SYNC_TABLE, LEAVE_TICK, NONE, OUT_CODE, OUT_MASK, OUT_PC, OUT_SLOT, P_A, P_B, P_C, P_D, P_E,
-    P_GUARD, P_GUARD_NOT, P_OP, P_RECONVERGE, P_S, P_SYNC, P_TARGET, P_W, P_X, P_Y, P_Z, RC_BASE, RC_PC, SYNC_MASK, SYNC_NONE, SYNC_WARP, W_ALIVE, W_COUNT, W_CTA, W_CURRENT, W_DIVERGED,
-    W_FRAGMENTS, W_INDEX, W_SPECIAL, W_STATUS, WARP_READY,
+    C_ALIVE, F_ABSENT, F_BARRIER_NUMBER, F_BREAK, F_BRX, F_DIVERGED, F_GUARD_DIVERGED, F_MEMBER, F_STACK,
+    F_TRAP, FR_BASE, FR_DEPTH, FR_LOCAL, FR_MASK, FR_PC, FR_RECORD, FR_STATE, FRAG_READY, FRAGMENTS, G_BUDGET,
+    G_CHECK_CONVERGENCE, G_CLOCK, G_EVENTS, G_LIMIT, G_LOCAL_HOST, G_LOCAL_INIT, G_LOCAL_SIZE, G_MAX_DEPTH,
+    G_QUANTUM, G_RANDOM, G_SLOTS, G_STEPS, G_SYNC_USED, G_TRACE, LEAVE_CTA, LEAVE_EVENTS, LEAVE_FAULT,
+    LEAVE_IDLE, LEAVE_LIMIT, LEAVE_PYTHON, LEAVE_SYNC_TABLE, LEAVE_TICK, NONE, OUT_CODE, OUT_MASK, OUT_PC,
+    OUT_SLOT, P_A, P_B, P_C, P_D, P_E, P_GUARD, P_GUARD_NOT, P_OP, P_RECONVERGE, P_S, P_SYNC, P_TARGET, P_W,
+    P_X, P_Y, P_Z, RC_BASE, RC_PC, SYNC_MASK, SYNC_NONE, SYNC_WARP, W_ALIVE, W_COUNT, W_CTA, W_CURRENT,
+    W_DIVERGED, W_FRAGMENTS, W_INDEX, W_SPECIAL, W_STATUS, WARP_READY,
 )
 from .matrix_unit import matrix_lanes
 from .opcodes import (
-    BARRIER, BITS, BRA, BRX, CALL, CALL_INDIRECT, CONVERT, EXIT, FENCE,
-    FENCE_PROXY, FLOAT, HALF, INTEGER, LOP3, MATRIX, MEMORY, MOV_LOCAL, MOV_SPECIAL, NOP, PREDICATE, PYTHON,
-    RET, TRAP, WARP,
+    BARRIER, BITS, BRA, BRX, CALL, CALL_INDIRECT, CONVERT, EXIT, FENCE, FENCE_PROXY, FLOAT, HALF, INTEGER,
+    LOP3, MATRIX, MEMORY, MOV_LOCAL, MOV_SPECIAL, NOP, PREDICATE, PYTHON, RET, TRAP, WARP,
 )
 
 #: The separately compiled functions, in the order of their addresses, and the families that need each.
-UNITS = (integer_fast, integer_lane, lop3, float_lanes, half_lanes, convert_lanes, predicate_lanes, warp_lanes,
-         memory_instruction, matrix_lanes, barrier_arrive, barrier_exit)
-(U_INTEGER_FAST, U_INTEGER_LANE, U_LOP3, U_FLOAT, U_HALF, U_CONVERT, U_PREDICATE, U_WARP, U_MEMORY, U_MATRIX,
- U_BARRIER, U_BARRIER_EXIT) = range(12)
+UNITS = (integer_fast, integer_lane, lop3, float_lanes, half_lanes, convert_lanes, predicate_lanes,
+         warp_lanes, memory_instruction, matrix_lanes, barrier_arrive, barrier_exit)
+(U_INTEGER_FAST, U_INTEGER_LANE, U_LOP3, U_FLOAT, U_HALF, U_CONVERT, U_PREDICATE, U_WARP, U_MEMORY,
+ U_MATRIX, U_BARRIER, U_BARRIER_EXIT) = range(12)
 _NEEDED = {INTEGER: (U_INTEGER_FAST,), BITS: (U_INTEGER_LANE,), PREDICATE: (U_PREDICATE,), FLOAT: (U_FLOAT,),
            HALF: (U_HALF,), CONVERT: (U_CONVERT,), MEMORY: (U_MEMORY,), WARP: (U_WARP,), MATRIX: (U_MATRIX,)}
-_integer_fast, _integer_lane, _lop3, _float_lanes = integer_fast.call, integer_lane.call, lop3.call, float_lanes.call
+_integer_fast, _integer_lane, _lop3 = integer_fast.call, integer_lane.call, lop3.call
+_float_lanes = float_lanes.call
 _half_lanes, _convert_lanes, _predicate_lanes = half_lanes.call, convert_lanes.call, predicate_lanes.call
 _warp_lanes, _memory_instruction, _matrix_lanes = warp_lanes.call, memory_instruction.call, matrix_lanes.call
 _barrier_arrive, _barrier_exit = barrier_arrive.call, barrier_exit.call
@@ -64,7 +66,8 @@ def addresses_for(program) -> np.ndarray:
     return np.array([u.address() if k in needed else 0 for k, u in enumerate(UNITS)], np.int64)
 
 
-#: A warp may run this many instructions while some of its lanes wait at a meeting point before they go on alone.
+#: A warp may run this many instructions while some of its lanes wait at a meeting point before they go on
+#: alone.
 _PATIENCE = 20_000
 
 
@@ -129,22 +132,25 @@ def alu_instruction(F, P, addresses, base, pc, m):
         _float_lanes(addresses[U_FLOAT], F, op, d, a, b, c, x, y, m)
     elif family == PREDICATE:
         e = P[pc, P_E]
-        _predicate_lanes(addresses[U_PREDICATE], F, op, d if present else -1, a, b, c, e + base if e >= 0 else -1, x, y,
-                         P[pc, P_Z], w, s, m)
+        e = e + base if e >= 0 else -1
+        _predicate_lanes(addresses[U_PREDICATE], F, op, d if present else -1, a, b, c, e, x, y, P[pc, P_Z],
+                         w, s, m)
     elif family == HALF:
         _half_lanes(addresses[U_HALF], F, op, d, a, b, c, x, y, m)
     else:
         e = P[pc, P_E]
         e = e + base if e >= 0 else ~e
         if family == BITS:
-            _integer_lane(addresses[U_INTEGER_LANE], F, op, d, a, b, c, e, w, s, np.uint64(x), np.uint64(y), m)
+            _integer_lane(addresses[U_INTEGER_LANE], F, op, d, a, b, c, e, w, s, np.uint64(x), np.uint64(y),
+                          m)
         else:
             _convert_lanes(addresses[U_CONVERT], F, op, d, a, b, c, e, x, y, P[pc, P_Z], w, s, m)
 
 
 @inlined
 def branch(F, P, W, FR, RC, G, slot, f, pc, mask, taken):
-    """Conditional or unconditional bra with taken lanes `taken`; updates the fragment. Returns the next pc."""
+    """Conditional or unconditional bra with taken lanes `taken`; updates the fragment. Returns the next
+    pc."""
     target = P[pc, P_TARGET]
     if taken == mask:
         return target
@@ -168,7 +174,8 @@ def branch(F, P, W, FR, RC, G, slot, f, pc, mask, taken):
 
 @inlined
 def indexed_branch(F, P, V, W, FR, RC, G, OUT, slot, f, pc, base, mask):
-    """brx.idx: groups of lanes with the same target become fragments. Returns the next pc of this one, -1 on fault."""
+    """brx.idx: groups of lanes with the same target become fragments. Returns the next pc of this one, -1 on
+    fault."""
     row = P[pc, P_A]
     row = row + base if row >= 0 else ~row
     start, count = P[pc, P_B], P[pc, P_C]
@@ -260,7 +267,8 @@ def run(F, P, V, W, FR, RC, RS, C, B, A, G, T, VC, VF, VP, K, BV, SK, SV, N, OUT
         pc, mask, base = FR[slot, f, FR_PC], FR[slot, f, FR_MASK], FR[slot, f, FR_BASE]
         record = FR[slot, f, FR_RECORD]
         meet = RC[slot, record, RC_PC] if record >= 0 else -1
-        # Mostly long slices, which keep a warp's registers in cache; every fourth is short, for fine interleavings.
+        # Mostly long slices, which keep a warp's registers in cache; every fourth is short, for fine
+        # interleavings.
         quantum = next_random(G)
         quantum = 1 + (quantum >> 2) % (16 if quantum & 3 == 0 else G[G_QUANTUM])
         begin_pc = pc
@@ -312,13 +320,14 @@ def run(F, P, V, W, FR, RC, RS, C, B, A, G, T, VC, VF, VP, K, BV, SK, SV, N, OUT
                             m = mask & ~p if P[pc, P_GUARD_NOT] else mask & p
                         if m & needed != needed:
                             # Lanes that are named but predicated off can never arrive.
-                            OUT[OUT_CODE] = fault(OUT, F_MEMBER, first_lane(np.uint64(needed & ~m)), needed, m, 1)
+                            lost = first_lane(np.uint64(needed & ~m))
+                            OUT[OUT_CODE] = fault(OUT, F_MEMBER, lost, needed, m, 1)
                             reason = LEAVE_FAULT
                             break
                 elif m != W[slot, W_ALIVE] and G[G_CHECK_CONVERGENCE]:
-                    lost = np.uint64(W[slot, W_ALIVE] & ~m)
-                    OUT[OUT_CODE] = fault(OUT, F_DIVERGED if m == mask else F_GUARD_DIVERGED, first_lane(lost),
-                                          W[slot, W_ALIVE], m, 0)
+                    lost = first_lane(np.uint64(W[slot, W_ALIVE] & ~m))
+                    code = F_DIVERGED if m == mask else F_GUARD_DIVERGED
+                    OUT[OUT_CODE] = fault(OUT, code, lost, W[slot, W_ALIVE], m, 0)
                     reason = LEAVE_FAULT
                     break
             executed += 1
@@ -333,8 +342,8 @@ def run(F, P, V, W, FR, RC, RS, C, B, A, G, T, VC, VF, VP, K, BV, SK, SV, N, OUT
             elif family == MEMORY:
                 if m and op != NOP:
                     OUT[OUT_MASK] = 0
-                    code = _memory_instruction(addresses[U_MEMORY], F, P, V, A, C, W, G, T, VC, VF, VP, K, SK, SV,
-                                               OUT, slot, pc, base, FR[slot, f, FR_LOCAL], m)
+                    code = _memory_instruction(addresses[U_MEMORY], F, P, V, A, C, W, G, T, VC, VF, VP, K, SK,
+                                               SV, OUT, slot, pc, base, FR[slot, f, FR_LOCAL], m)
                     if code:
                         OUT[OUT_CODE] = code
                         reason = LEAVE_FAULT
@@ -365,9 +374,9 @@ def run(F, P, V, W, FR, RC, RS, C, B, A, G, T, VC, VF, VP, K, BV, SK, SV, N, OUT
                     c = c + base if c >= 0 else ~c
                     e = e + base if e >= 0 else ~e
                     z = P[pc, P_Z]
-                    absent = _warp_lanes(addresses[U_WARP], F, op, d + base if d >= 0 else -1, a, b, c, e, P[pc, P_X],
-                                         P[pc, P_Y], z + base if z >= 0 else -1, m, G[G_CLOCK] + executed,
-                                         next_random(G))
+                    d = d + base if d >= 0 else -1
+                    absent = _warp_lanes(addresses[U_WARP], F, op, d, a, b, c, e, P[pc, P_X], P[pc, P_Y],
+                                         z + base if z >= 0 else -1, m, G[G_CLOCK] + executed, next_random(G))
                     if absent and G[G_CHECK_CONVERGENCE]:
                         OUT[OUT_CODE] = fault(OUT, F_ABSENT, (absent - 1) % 32, (absent - 1) // 32, m, 0)
                         reason = LEAVE_FAULT
@@ -384,7 +393,8 @@ def run(F, P, V, W, FR, RC, RS, C, B, A, G, T, VC, VF, VP, K, BV, SK, SV, N, OUT
             elif family == MATRIX:
                 if m:
                     N[pc, 1] += count_lanes(m)
-                    _matrix_lanes(addresses[U_MATRIX], F, V, base, P[pc, P_A], P[pc, P_B], P[pc, P_C], P[pc, P_E])
+                    _matrix_lanes(addresses[U_MATRIX], F, V, base, P[pc, P_A], P[pc, P_B], P[pc, P_C],
+                                  P[pc, P_E])
                 pc += 1
             elif op == EXIT or (op == RET and FR[slot, f, FR_DEPTH] == 0):
                 if m:
@@ -427,9 +437,11 @@ def run(F, P, V, W, FR, RC, RS, C, B, A, G, T, VC, VF, VP, K, BV, SK, SV, N, OUT
                         new_fragment(W, FR, slot, f, pc + 1, mask & ~m)
                         FR[slot, f, FR_MASK] = m
                         mask = m
-                    code = _barrier_arrive(addresses[U_BARRIER], F, P, W, FR, C, B, VC, K, BV, slot, f, pc, number, expected, m, votes)
+                    code = _barrier_arrive(addresses[U_BARRIER], F, P, W, FR, C, B, VC, K, BV, slot, f, pc,
+                                           number, expected, m, votes)
                     if code:
-                        OUT[OUT_CODE] = fault(OUT, code, first, number, expected, B[W[slot, W_CTA] * 16 + number, 0])
+                        earlier = B[W[slot, W_CTA] * 16 + number, 0]
+                        OUT[OUT_CODE] = fault(OUT, code, first, number, expected, earlier)
                         reason = LEAVE_FAULT
                         break
                     if FR[slot, f, FR_STATE] != FRAG_READY:
@@ -490,7 +502,8 @@ def run(F, P, V, W, FR, RC, RS, C, B, A, G, T, VC, VF, VP, K, BV, SK, SV, N, OUT
                     reason = LEAVE_FAULT
                     break
                 if called != mask:
-                    # Lanes predicated off go on; lanes that call something else try again here. All meet after.
+                    # Lanes predicated off go on; lanes that call something else try again here. All meet
+                    # after.
                     meet = pc + 1
                     record = FR[slot, f, FR_RECORD]
                     if record < 0 or RC[slot, record, RC_PC] != meet or RC[slot, record, RC_BASE] != base:
@@ -519,7 +532,8 @@ def run(F, P, V, W, FR, RC, RS, C, B, A, G, T, VC, VF, VP, K, BV, SK, SV, N, OUT
                 mask, base = FR[slot, f, FR_MASK], FR[slot, f, FR_BASE]
             else:
                 if m:
-                    OUT[OUT_CODE] = fault(OUT, F_TRAP if op == TRAP else F_BREAK, first_lane(np.uint64(m)), 0, 0, 0)
+                    code = F_TRAP if op == TRAP else F_BREAK
+                    OUT[OUT_CODE] = fault(OUT, code, first_lane(np.uint64(m)), 0, 0, 0)
                     reason = LEAVE_FAULT
                     break
                 pc += 1

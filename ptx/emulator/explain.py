@@ -57,23 +57,36 @@ def explain(machine, code: int, address: int, aux: int, aux2: int, size: int) ->
     if code == L.F_READ_ONLY:
         return f"write to read-only memory at {address:#x}: {machine.memory.describe(address)}", address
     if code == L.F_DIVERGED:
-        return "an .aligned instruction is executed by a part of the warp" + converged(machine, address, aux), None
+        return "an .aligned instruction is executed by a part of the warp" + converged(
+            machine, address, aux
+        ), None
     if code == L.F_GUARD_DIVERGED:
-        return "the guard of an .aligned instruction differs between lanes" + converged(machine, address, aux), None
+        return "the guard of an .aligned instruction differs between lanes" + converged(
+            machine, address, aux
+        ), None
     if code == L.F_MEMBER:
         if aux2:
-            return (f"lanes {address & ~aux:#010x} are in the member mask {address:#010x} but predicated off"), None
-        return f"a lane executes with member mask {address:#010x} that does not name it (executing {aux:#010x})", None
+            return (
+                f"lanes {address & ~aux:#010x} are in the member mask {address:#010x} but predicated off"
+            ), None
+        return (
+            f"a lane executes with member mask {address:#010x} that does not name it (executing {aux:#010x})",
+            None,
+        )
     if code == L.F_ABSENT:
         return f"shfl reads lane {address}, which does not execute it (executing {aux:#010x})", None
     if code == L.F_BARRIER_COUNT:
-        return (f"barrier {address}: thread count {aux if aux >= 0 else 'of the whole CTA'}, but earlier arrivals of "
-                f"this phase gave {aux2 if aux2 >= 0 else 'the whole CTA'}"), None
+        return (
+            f"barrier {address}: thread count {aux if aux >= 0 else 'of the whole CTA'}, but earlier "
+            f"arrivals of this phase gave {aux2 if aux2 >= 0 else 'the whole CTA'}"
+        ), None
     if code == L.F_BARRIER_NUMBER:
         return f"barrier {address} with thread count {aux}: 0..15 and positive multiples of 32 exist", None
     if code == L.F_SPACE:
-        return (f"shared address {address:#x} lies in CTA {aux2} of the cluster; this instruction reaches only the "
-                "executing CTA's own shared memory"), address
+        return (
+            f"shared address {address:#x} lies in CTA {aux2} of the cluster; this instruction reaches only "
+            "the executing CTA's own shared memory"
+        ), address
     if code == L.F_CLUSTER_EXIT:
         return f"shared address {address:#x}: CTA {aux2} of the cluster has exited", address
     if code == L.F_BRX:
@@ -116,7 +129,9 @@ def waiting_for(machine, cta, slot: int, f: int, state) -> str:
         number = int(state[L.FR_KEY])
         row = machine.B[cta.slot * 16 + number]
         expected = int(row[L.B_EXPECTED])
-        expected = f"{32 * int(machine.C[cta.slot, L.C_ALIVE])} (all live warps)" if expected < 0 else str(expected)
+        expected = (
+            f"{32 * int(machine.C[cta.slot, L.C_ALIVE])} (all live warps)" if expected < 0 else str(expected)
+        )
         return f"barrier {number}, {int(row[L.B_ARRIVED])} of {expected} threads arrived{at}"
     if kind == L.FRAG_KEY:
         wait = machine.waits.get((slot, f))
@@ -142,13 +157,23 @@ def first_instruction(machine):
 def deadlock(machine) -> Fault:
     instruction, cta, warp = first_instruction(machine)
     lines = standing(machine)
-    return machine.fault_at("deadlock", "no warp can run and no asynchronous work is in flight\n" + "\n".join(lines),
-                         instruction, cta, warp)
+    return machine.fault_at(
+        "deadlock",
+        "no warp can run and no asynchronous work is in flight\n" + "\n".join(lines),
+        instruction,
+        cta,
+        warp,
+    )
 
 
 def limit(machine) -> Fault:
     instruction, cta, warp = first_instruction(machine)
-    return machine.fault_at("livelock", f"{int(machine.G[L.G_STEPS])} instructions executed without an end (a spin on "
-                         "something that never comes, possibly on a CTA that is not resident: see "
-                         "concurrent_clusters and instruction_limit)\n" + "\n".join(standing(machine)),
-                         instruction, cta, warp)
+    return machine.fault_at(
+        "livelock",
+        f"{int(machine.G[L.G_STEPS])} instructions executed without an end (a spin on "
+        "something that never comes, possibly on a CTA that is not resident: see "
+        "concurrent_clusters and instruction_limit)\n" + "\n".join(standing(machine)),
+        instruction,
+        cta,
+        warp,
+    )

@@ -4,8 +4,9 @@ A form is a name, a list of modifier items and an operand pattern:
 
     row("add", "rn|rz|rm|rp? ftz? sat? f32", "d, a, b")
 
-`x|y` is one of, a trailing `?` is optional. Modifiers are matched as a set, since hand-written assembly permutes
-them; a modifier that no item takes makes the form unfit, and an instruction that fits no form is an error.
+`x|y` is one of, a trailing `?` is optional. Modifiers are matched as a set, since hand-written assembly
+permutes them; a modifier that no item takes makes the form unfit, and an instruction that fits no form is an
+error.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ def row(names: str, modifiers: str = "", operands: str | None = None):
 def operation(name: str, modifiers: str = "", operands: str | None = None):
     """Register a Python function `run(warp, instruction)` that executes the form (see machine.WarpContext).
 
-    It returns None when done, or a `Wait`: the warp then sleeps until the wait's key is woken and runs it again.
+    It returns None when done, or a `Wait`: the warp then sleeps until the wait's key is woken and runs it
+    again.
     """
 
     def decorate(function):
@@ -117,7 +119,8 @@ def _operands_fit(form: Form, operands: tuple) -> bool:
 
 
 def find(instruction: Instruction) -> Form:
-    """The form of an instruction; sets its `name` and `modifiers`. Raises PtxSyntaxError with line and text."""
+    """The form of an instruction; sets its `name` and `modifiers`. Raises PtxSyntaxError with line and
+    text."""
     parts = instruction.opcode.split(".")
     known = False
     for length in range(len(parts), 0, -1):

@@ -1,9 +1,9 @@
 """Divergence inside a warp: fragments (lanes that share a program counter) and where they meet again.
 
-A divergent branch opens a record for the immediate post-dominator; each side runs as a fragment, and the first to get
-there waits for the others. Waiting there is only opportunistic, as on Volta and later: when nothing else in the
-warp can run, or the others run very long (they may spin on what the waiting lanes do next), a waiting fragment goes
-on alone. `.sync` instructions with a member mask meet through `join_members`.
+A divergent branch opens a record for the immediate post-dominator; each side runs as a fragment, and the
+first to get there waits for the others. Waiting there is only opportunistic, as on Volta and later: when
+nothing else in the warp can run, or the others run very long (they may spin on what the waiting lanes do
+next), a waiting fragment goes on alone. `.sync` instructions with a member mask meet through `join_members`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from .bitcast import popcount as count_lanes
 from .jit import compiled, inlined
 from .layout import (
     B_ARRIVED, B_LANES, B_WARPS, C_ALIVE, FR_BASE, FR_MASK, FR_PC, FR_RECORD, FR_STATE, FRAG_FREE,
-    FRAG_MEMBERS, FRAG_READY, FRAG_RECONVERGE, FRAGMENTS, RC_BASE, RC_MASK, RC_PARENT, RC_PC, RC_USED, RC_WAITING, RECORDS,
-    W_ALIVE, W_CTA, W_CURRENT, W_FRAGMENTS, W_INDEX, W_STATUS, WARP_BLOCKED, WARP_DONE, WARP_READY,
+    FRAG_MEMBERS, FRAG_READY, FRAG_RECONVERGE, FRAGMENTS, RC_BASE, RC_MASK, RC_PARENT, RC_PC, RC_USED,
+    RC_WAITING, RECORDS, W_ALIVE, W_CTA, W_CURRENT, W_FRAGMENTS, W_INDEX, W_STATUS, WARP_BLOCKED, WARP_DONE,
+    WARP_READY,
 )
 
 
@@ -36,7 +37,8 @@ def new_fragment(W, FR, slot, like, pc, mask):
 
 @inlined
 def new_record(RC, slot, pc, mask, parent, base):
-    """A meeting point: row `pc` in the frame that begins at `base` (recursion passes the same row in other frames)."""
+    """A meeting point: row `pc` in the frame that begins at `base` (recursion passes the same row in other
+    frames)."""
     for r in range(RECORDS):
         if RC[slot, r, RC_USED] == 0:
             RC[slot, r, RC_USED] = 1
@@ -136,7 +138,8 @@ def is_ancestor(RC, slot, r, above):
 def join_members(W, FR, RC, slot, f, needed):
     """Fragment f stands at a `.sync` instruction that `needed` lanes execute together.
 
-    Fragments already waiting at the same instruction are merged into f. Returns True when all needed lanes are here.
+    Fragments already waiting at the same instruction are merged into f. Returns True when all needed lanes
+    are here.
     """
     pc = FR[slot, f, FR_PC]
     for g in range(FRAGMENTS):

@@ -1,10 +1,10 @@
 """Numba compilation: units that are compiled, cached and called separately.
 
-Two properties of Numba would hurt here. Its disk cache looks only at the file of the outermost function, so an edit in
-a callee of another file would run old machine code; the cache folder used here is named by a digest of the file and of
-all it imports. And it optimises every callee again inside each caller; a `Unit` is called through its address instead,
-so each family of instructions is optimised once, compiled only when a program needs it, and rebuilt only when its own
-sources change.
+Two properties of Numba would hurt here. Its disk cache looks only at the file of the outermost function, so
+an edit in a callee of another file would run old machine code; the cache folder used here is named by a
+digest of the file and of all it imports. And it optimises every callee again inside each caller; a `Unit` is
+called through its address instead, so each family of instructions is optimised once, compiled only when a
+program needs it, and rebuilt only when its own sources change.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ _TYPES = {
 
 
 class Unit:
-    """A separately compiled function. From Python call it; from compiled code use `unit.call(address, ...)`."""
+    """A separately compiled function. From Python call it; from compiled code use `unit.call(address,
+    ...)`."""
 
     def __init__(self, function, result: str, arguments: str) -> None:
         self.name = function.__name__
@@ -125,7 +126,8 @@ def unit(result: str, arguments: str):
 
 
 def _pointer_call(name: str, signature):
-    """An intrinsic `call(address, *arguments)` in Numba's own calling convention; exceptions are not passed on."""
+    """An intrinsic `call(address, *arguments)` in Numba's own calling convention; exceptions are not passed
+    on."""
     count = len(signature.args)
     names = ", ".join(f"a{k}" for k in range(count))
 
@@ -133,13 +135,17 @@ def _pointer_call(name: str, signature):
         def codegen(context, builder, _, values):
             kind = context.call_conv.get_function_type(signature.return_type, signature.args)
             pointer = builder.inttoptr(values[0], kind.as_pointer())
-            _, result = context.call_conv.call_function(builder, pointer, signature.return_type, signature.args,
-                                                        values[1:])
+            _, result = context.call_conv.call_function(
+                builder, pointer, signature.return_type, signature.args, values[1:]
+            )
             return context.get_dummy_value() if signature.return_type == types.void else result
 
         return signature.return_type(types.int64, *signature.args), codegen
 
     # An intrinsic's parameters are read from its Python signature, so the arity has to be spelled out.
     scope = {"build": build}
-    exec(f"def {name}_call(typingctx, address, {names}):\n    return build(typingctx, address, {names})\n", scope)
+    exec(
+        f"def {name}_call(typingctx, address, {names}):\n    return build(typingctx, address, {names})\n",
+        scope,
+    )
     return intrinsic(scope[f"{name}_call"])

@@ -14,8 +14,19 @@ from .opcodes import CVT_FF, CVT_FI, CVT_IF, CVT_PACK_F
 
 #: formats
 (T_F16, T_BF16, T_F32, T_F64, T_TF32, T_E4M3, T_E5M2, T_E2M1, T_E2M3, T_E3M2, T_UE8M0) = range(11)
-FORMATS = {"f16": T_F16, "bf16": T_BF16, "f32": T_F32, "f64": T_F64, "tf32": T_TF32, "e4m3": T_E4M3, "e5m2": T_E5M2,
-           "e2m1": T_E2M1, "e2m3": T_E2M3, "e3m2": T_E3M2, "ue8m0": T_UE8M0}
+FORMATS = {
+    "f16": T_F16,
+    "bf16": T_BF16,
+    "f32": T_F32,
+    "f64": T_F64,
+    "tf32": T_TF32,
+    "e4m3": T_E4M3,
+    "e5m2": T_E5M2,
+    "e2m1": T_E2M1,
+    "e2m3": T_E2M3,
+    "e3m2": T_E3M2,
+    "ue8m0": T_UE8M0,
+}
 #: bits of y; the rounding mode is x & 15, "round to integral" x & 16
 (C_FTZ, C_SAT, C_RELU, C_SATFINITE, C_SIGNED, C_SCALED) = (1, 2, 4, 8, 16, 32)
 X_INTEGRAL = 16
@@ -181,7 +192,8 @@ def integer_to_float(code, is_signed, shift, form, mode):
 
 @inlined
 def narrow_nan(code, mantissa):
-    """Quiet NaN of f32 (23) or f16 (10 mantissa bits) with the sign and the upper payload bits of an f64 NaN."""
+    """Quiet NaN of f32 (23) or f16 (10 mantissa bits) with the sign and the upper payload bits of an f64
+    NaN."""
     width = 8 if mantissa == 23 else 5
     sign = (code >> U63) << np.uint64(width + mantissa)
     exponent = ((U1 << np.uint64(width)) - U1) << np.uint64(mantissa)
@@ -246,7 +258,8 @@ def frequent_conversion(F, op, d, a, b, source, target, x, y, s, m):
 
 @unit("void", "U2 i i i i i i i i i u u u")
 def convert_lanes(F, op, d, a, b, c, e, x, y, z, w, s, m):
-    """CONVERT family. z = source format | target format << 8 | integer width << 16; x rounding, y C_* bits."""
+    """CONVERT family. z = source format | target format << 8 | integer width << 16; x rounding, y C_*
+    bits."""
     source, target, width = z & 0xFF, (z >> 8) & 0xFF, (z >> 16) & 0xFF
     mode = x & 15
     if frequent_conversion(F, op, d, a, b, source, target, x, y, s, m):

@@ -1,7 +1,9 @@
-"""f32 and f64 arithmetic. Rounded operations are correctly rounded in all four modes, f32 results NaN-canonical.
+"""f32 and f64 arithmetic. Rounded operations are correctly rounded in all four modes, f32 results
+NaN-canonical.
 
-The approximate instructions (ex2, lg2, sin, cos, tanh, rcp, sqrt, rsqrt, div with `.approx` or `.full`) return the exact
-value rounded to nearest: hardware is allowed, and differs by, a few units in the last place (docs/emulator.md).
+The approximate instructions (ex2, lg2, sin, cos, tanh, rcp, sqrt, rsqrt, div with `.approx` or `.full`)
+return the exact value rounded to nearest: hardware is allowed, and differs by, a few units in the last place
+(docs/emulator.md).
 """
 
 from __future__ import annotations
@@ -12,12 +14,10 @@ import numpy as np
 
 from .bitcast import U0, U1, U31, U63, as_f32, as_f64, exp2, fma32, fma64, from_f32, from_f64
 from .jit import inlined, unit
-from .numerics import (
-    CANONICAL_F32, RM, RN, RP, RZ, flush_f32, is_nan_f32, is_nan_f64, round_f32, sum_to_odd,
-)
+from .numerics import CANONICAL_F32, RM, RN, RP, RZ, flush_f32, is_nan_f32, is_nan_f64, round_f32, sum_to_odd
 from .opcodes import (
-    COS, EX2, FABS, FADD, FDIV, FDIV_APPROX, FFMA, FMAX, FMAX3, FMIN, FMIN3, FMUL, FNEG, FRCP, FRCP_APPROX, FRSQRT,
-    FSQRT, FSQRT_APPROX, LG2, RCP64H, RSQRT64H, SIN, TANH,
+    COS, EX2, FABS, FADD, FDIV, FDIV_APPROX, FFMA, FMAX, FMAX3, FMIN, FMIN3, FMUL, FNEG, FRCP, FRCP_APPROX,
+    FRSQRT, FSQRT, FSQRT_APPROX, LG2, RCP64H, RSQRT64H, SIN, TANH,
 )
 
 #: bits of y
@@ -77,7 +77,8 @@ def root_to_odd(x):
 
 @inlined
 def directed_f32(op, u, v, t, mode):
-    """add, mul, fma, div, sqrt, rcp of f32 bits in a directed rounding mode, through float64 rounded to odd."""
+    """add, mul, fma, div, sqrt, rcp of f32 bits in a directed rounding mode, through float64 rounded to
+    odd."""
     x, y, z = np.float64(as_f32(u)), np.float64(as_f32(v)), np.float64(as_f32(t))
     if op == FADD:
         if x == 0.0 and y == 0.0 and u != v:
@@ -112,7 +113,8 @@ def step(bits, up):
 
 @inlined
 def nan_f64(op, x, y, z):
-    """The NaN of an f64 operation: the first NaN operand made quiet, or the indefinite NaN (measured on an H200)."""
+    """The NaN of an f64 operation: the first NaN operand made quiet, or the indefinite NaN (measured on an
+    H200)."""
     if x != x:
         return from_f64(x) | _QUIET64
     if op != FSQRT and op != FRCP:
@@ -125,9 +127,11 @@ def nan_f64(op, x, y, z):
 
 @inlined
 def tiny_product(x, y, mode):
-    """Bits of x * y with directed rounding where the product is below 2^-960, so that its error has no float64.
+    """Bits of x * y with directed rounding where the product is below 2^-960, so that its error has no
+    float64.
 
-    Both factors are scaled by 2^600 (exact: neither can exceed 2^115 here); rounding happens on the integer significand.
+    Both factors are scaled by 2^600 (exact: neither can exceed 2^115 here); rounding happens on the integer
+    significand.
     """
     r = (x * _TWO600) * (y * _TWO600)
     error = fma64(x * _TWO600, y * _TWO600, -r)
@@ -157,8 +161,8 @@ def tiny_product(x, y, mode):
 def directed_f64(op, x, y, z, mode):
     """float64 with directed rounding: nearest result, then the exact error decides about one step.
 
-    The error terms are exact unless they underflow (results below 2^-969); there products are rounded by `tiny_product`
-    and the other operations return the nearest result.
+    The error terms are exact unless they underflow (results below 2^-969); there products are rounded by
+    `tiny_product` and the other operations return the nearest result.
     """
     if op == FADD:
         r = x + y
@@ -354,7 +358,8 @@ def float_single(F, op, d, a, b, c, x, y, m):
 
 @unit("void", "U2 i i i i i i i u")
 def float_lanes(F, op, d, a, b, c, x, y, m):
-    """FLOAT family. x: rounding mode, y: F_* bits. The common cases have loops of their own that vectorise."""
+    """FLOAT family. x: rounding mode, y: F_* bits. The common cases have loops of their own that
+    vectorise."""
     if y & F_DOUBLE:
         float_double(F, op, d, a, b, c, x, y, m)
     elif x == RN and y & ~F_SUBTRACT == 0 and op == FFMA:

@@ -1,4 +1,5 @@
-"""f16, bf16, their packed pairs and f32x2: computed in float64 (rounded to odd where that is not exact), rounded once."""
+"""f16, bf16, their packed pairs and f32x2: computed in float64 (rounded to odd where that is not exact),
+rounded once."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from .bitcast import M16, U0, U1, U16, as_f32, exp2, fma32, from_f32
 from .jit import inlined, unit
 from .lanes_float import bits_of, directed_f32, finish_f32
 from .numerics import (
-    RN, bf16_value, bfloat_from_single, f16_value, flush_f32, half_from_single, is_nan_f32, round_ieee, single_to_odd,
-    sum_to_odd,
+    RN, bf16_value, bfloat_from_single, f16_value, flush_f32, half_from_single, is_nan_f32, round_ieee,
+    single_to_odd, sum_to_odd,
 )
 from .opcodes import (
     F2ADD, F2FMA, F2MUL, FADD, FFMA, FMUL, HABS, HADD, HEX2, HFMA, HMAX, HMAX3, HMIN, HMIN3, HMIXADD, HMIXFMA,
@@ -131,7 +132,8 @@ def half_plain(op, u, v, t, bfloat):
 
 @unit("void", "U2 i i i i i i i u")
 def half_lanes(F, op, d, a, b, c, x, y, m):
-    """HALF family. x: rounding mode, y: H_* bits (F_* bits of lanes_float for the f32x2 and mixed operations)."""
+    """HALF family. x: rounding mode, y: H_* bits (F_* bits of lanes_float for the f32x2 and mixed
+    operations)."""
     if op == F2ADD or op == F2MUL or op == F2FMA:
         single = FADD if op == F2ADD else (FMUL if op == F2MUL else FFMA)
         for i in range(32):
@@ -177,13 +179,18 @@ def half_lanes(F, op, d, a, b, c, x, y, m):
                 u, v, t = F[a, i], F[b, i], F[c, i]
                 r = half_plain(op, u & M16, v & M16, t & M16, y & H_BF16 != 0)
                 if y & H_PACKED:
-                    r |= half_plain(op, (u >> U16) & M16, (v >> U16) & M16, (t >> U16) & M16, y & H_BF16 != 0) << U16
+                    r |= (
+                        half_plain(op, (u >> U16) & M16, (v >> U16) & M16, (t >> U16) & M16, y & H_BF16 != 0)
+                        << U16
+                    )
                 F[d, i] = r
         return
     for i in range(32):
         if (m >> np.uint64(i)) & U1:
             r = half_scalar(op, F[a, i] & M16, F[b, i] & M16, F[c, i] & M16, x, y)
             if y & H_PACKED:
-                high = half_scalar(op, (F[a, i] >> U16) & M16, (F[b, i] >> U16) & M16, (F[c, i] >> U16) & M16, x, y)
+                high = half_scalar(
+                    op, (F[a, i] >> U16) & M16, (F[b, i] >> U16) & M16, (F[c, i] >> U16) & M16, x, y
+                )
                 r |= high << U16
             F[d, i] = r

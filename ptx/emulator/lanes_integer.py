@@ -1,8 +1,9 @@
 """Integer and bit operations on a warp.
 
-Registers hold zero-extended bits. `w` is the mask of the result's width, `s` the shift (64 - width) that brings the
-operand's sign to bit 63, `m` the 32-bit mask of executing lanes. The first function has one loop per operation so that
-LLVM turns each into vector code; the second evaluates rarer operations lane by lane through one scalar switch.
+Registers hold zero-extended bits. `w` is the mask of the result's width, `s` the shift (64 - width) that
+brings the operand's sign to bit 63, `m` the 32-bit mask of executing lanes. The first function has one loop
+per operation so that LLVM turns each into vector code; the second evaluates rarer operations lane by lane
+through one scalar switch.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import numpy as np
 from .bitcast import M32, M64, U0, U1, U3, U7, U8, U16, U31, U32, U63, popcount, signed
 from .jit import inlined, unit
 from .opcodes import (
-    ABS, ADD, ADD_SAT, ADDX2, AND, BFE, BFI, BFIND, BMSK, BREV, CLZ, CNOT, CVT_INT, CVT_PACK, DIV, DP2A, DP4A, FNS,
-    MAD24, MAD_HI, MAD_HI_SAT, MAD_LO, MAD_WIDE_S, MAD_WIDE_U, MAX_S, MAX_U, MIN_S, MIN_U, MINX2, MOV,
-    MUL24, MUL_HI, MUL_LO, MUL_WIDE_S, MUL_WIDE_U, NEG, NOT, OR, POPC, PRMT, PRMT_MODE, REM, SAD, SELP, SEXT, SHF, SHL, SHR_S,
-    SHR_U, SLCT_F, SLCT_S, SUB, SUB_SAT, SZEXT, VIDEO, XOR,
+    ABS, ADD, ADD_SAT, ADDX2, AND, BFE, BFI, BFIND, BMSK, BREV, CLZ, CNOT, CVT_INT, CVT_PACK, DIV, DP2A, DP4A,
+    FNS, MAD24, MAD_HI, MAD_HI_SAT, MAD_LO, MAD_WIDE_S, MAD_WIDE_U, MAX_S, MAX_U, MIN_S, MIN_U, MINX2, MOV,
+    MUL24, MUL_HI, MUL_LO, MUL_WIDE_S, MUL_WIDE_U, NEG, NOT, OR, POPC, PRMT, PRMT_MODE, REM, SAD, SELP, SEXT,
+    SHF, SHL, SHR_S, SHR_U, SLCT_F, SLCT_S, SUB, SUB_SAT, SZEXT, VIDEO, XOR,
 )
 
 U2, U4, U6, U15, U24, U64 = (np.uint64(n) for n in (2, 4, 6, 15, 24, 64))
@@ -233,7 +234,8 @@ def permute(x, y, selector, mode):
 
 @inlined
 def bit_field_extract(a, b, c, s, is_signed):
-    """bfe: position and length are 8-bit fields; the sign replicates the field's (or the register's) top bit."""
+    """bfe: position and length are 8-bit fields; the sign replicates the field's (or the register's) top
+    bit."""
     width = np.int64(U64 - s)
     position = np.int64(b & np.uint64(0xFF))
     length = np.int64(c & np.uint64(0xFF))
@@ -273,7 +275,8 @@ def dot4(a, b, c, a_signed, b_signed, count, high):
 
 @inlined
 def find_nth_set(mask, base, offset):
-    """fns: position of the offset-th set bit at or above (offset > 0) or at or below (offset < 0) bit `base`."""
+    """fns: position of the offset-th set bit at or above (offset > 0) or at or below (offset < 0) bit
+    `base`."""
     if offset == 0:
         return base if base < U32 and (mask >> (base & U31)) & U1 else M32
     step = 1 if offset > 0 else -1
@@ -290,8 +293,8 @@ def find_nth_set(mask, base, offset):
 
 @inlined
 def convert_integer(a, x, y):
-    """cvt between integers: x = source shift | signed source << 8 | destination width << 16, y bit 0 = saturate,
-    bit 1 = signed destination."""
+    """cvt between integers: x = source shift | signed source << 8 | destination width << 16, y bit 0 =
+    saturate, bit 1 = signed destination."""
     s = x & np.uint64(0xFF)
     v = np.uint64(signed(a, s)) if (x >> U8) & U1 else (a << s) >> s
     if y & U1:
@@ -367,7 +370,9 @@ def integer_scalar(op, a, b, c, x, y, s):
             if q == -1:
                 return U0 - np.uint64(n)
             # Unsigned magnitudes: the most negative number has no positive counterpart.
-            magnitude = (np.uint64(n) if n >= 0 else U0 - np.uint64(n)) // (np.uint64(q) if q >= 0 else U0 - np.uint64(q))
+            magnitude = (np.uint64(n) if n >= 0 else U0 - np.uint64(n)) // (
+                np.uint64(q) if q >= 0 else U0 - np.uint64(q)
+            )
             return magnitude if (n < 0) == (q < 0) else U0 - magnitude
         return a // b
     if op == REM:
@@ -378,7 +383,9 @@ def integer_scalar(op, a, b, c, x, y, s):
             if q == -1:
                 return U0
             # Unsigned magnitudes: the most negative number has no positive counterpart.
-            magnitude = (np.uint64(n) if n >= 0 else U0 - np.uint64(n)) % (np.uint64(q) if q >= 0 else U0 - np.uint64(q))
+            magnitude = (np.uint64(n) if n >= 0 else U0 - np.uint64(n)) % (
+                np.uint64(q) if q >= 0 else U0 - np.uint64(q)
+            )
             return magnitude if n >= 0 else U0 - magnitude
         return a % b
     if op == SAD:
@@ -476,8 +483,8 @@ def bit_field_insert(a, b, position, length, s):
 def video(a, b, c, x, y):
     """vabsdiff4/vadd4-style SIMD on four bytes or two halves without saturation of lanes beyond `.sat`.
 
-    x: 0 add, 1 sub, 2 avrg, 3 abs difference, 4 min, 5 max | lanes (2 or 4) << 4 | signed a << 8 | signed b << 9 |
-    signed result << 10 | saturate << 11 | accumulate (.add) << 12; y: byte mask of result lanes.
+    x: 0 add, 1 sub, 2 avrg, 3 abs difference, 4 min, 5 max | lanes (2 or 4) << 4 | signed a << 8 | signed b
+    << 9 | signed result << 10 | saturate << 11 | accumulate (.add) << 12; y: byte mask of result lanes.
     """
     kind = x & U15
     count = (x >> U4) & U15

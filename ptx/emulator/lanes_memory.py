@@ -1,7 +1,8 @@
 """Loads, stores and atomics of a warp, with bounds, alignment, initialisation and happens-before checks.
 
-An access goes through three steps: addresses of all lanes are resolved to host pointers (T[0]), offsets (T[1]) and
-owners (T[2]); the shadow cells are checked and updated; the bytes move. Nothing is written before every lane passed.
+An access goes through three steps: addresses of all lanes are resolved to host pointers (T[0]), offsets
+(T[1]) and owners (T[2]); the shadow cells are checked and updated; the bytes move. Nothing is written before
+every lane passed.
 """
 
 from __future__ import annotations
@@ -9,17 +10,19 @@ from __future__ import annotations
 import numpy as np
 
 from .atomics import atomic_result
-from .bitcast import U0, U1, U63, load8, load16, load32, load64, load_bytes, signed, store8, store32, store64, store_bytes
+from .bitcast import (
+    U0, U1, U63, load8, load16, load32, load64, load_bytes, signed, store8, store32, store64, store_bytes,
+)
 from .clocks import K_EPOCH, K_OWN, K_START, observe, publish
 from .jit import inlined, unit
 from .layout import (
-    A_BEGIN, A_END, A_FLAGS, A_HOST, A_READ, A_READ_ONLY, A_WRITE, C_ALIVE, C_CLUSTER_SIZE, C_FIRST_CTA, C_GRANULES,
-    C_GROUP_SLOT, C_GROUP_SLOTS, C_INIT, C_RANK, C_READ, C_READ_LINES, C_READERS, C_SHARED, C_SHARED_END, C_WRITE,
-    F_ALIGN, F_BOUNDS, F_CLUSTER_EXIT, F_RACE_READ, F_RACE_WRITE, F_READ_ONLY, F_SPACE, F_UNINITIALISED,
-    G_CHECK_MEMORY, G_CHECK_RACES, G_CHECK_SHARED_RACES, G_CHECK_UNINITIALISED, G_LOCAL_HOST, G_LOCAL_INIT,
-    G_BANKS, G_LOCAL_SIZE, LOCAL_WINDOW, OFFSET_MASK, OUT_ADDRESS, OUT_AUX, OUT_AUX2, OUT_LANE, OUT_MASK, OUT_SIZE,
-    P_A, P_B, P_C, P_D, P_E, P_OP, P_S, P_W, P_X, P_Y, P_Z, RANK_SHIFT, SHARED_RESERVED, SHARED_WINDOW, SPACE_FRAME,
-    SPACE_GENERIC, SPACE_GLOBAL, SPACE_LOCAL, SPACE_SHARED_CTA, W_CTA,
+    A_BEGIN, A_END, A_FLAGS, A_HOST, A_READ, A_READ_ONLY, A_WRITE, C_ALIVE, C_CLUSTER_SIZE, C_FIRST_CTA,
+    C_GRANULES, C_GROUP_SLOT, C_GROUP_SLOTS, C_INIT, C_RANK, C_READ, C_READ_LINES, C_READERS, C_SHARED,
+    C_SHARED_END, C_WRITE, F_ALIGN, F_BOUNDS, F_CLUSTER_EXIT, F_RACE_READ, F_RACE_WRITE, F_READ_ONLY, F_SPACE,
+    F_UNINITIALISED, G_CHECK_MEMORY, G_CHECK_RACES, G_CHECK_SHARED_RACES, G_CHECK_UNINITIALISED, G_LOCAL_HOST,
+    G_LOCAL_INIT, G_BANKS, G_LOCAL_SIZE, LOCAL_WINDOW, OFFSET_MASK, OUT_ADDRESS, OUT_AUX, OUT_AUX2, OUT_LANE,
+    OUT_MASK, OUT_SIZE, P_A, P_B, P_C, P_D, P_E, P_OP, P_S, P_W, P_X, P_Y, P_Z, RANK_SHIFT, SHARED_RESERVED,
+    SHARED_WINDOW, SPACE_FRAME, SPACE_GENERIC, SPACE_GLOBAL, SPACE_LOCAL, SPACE_SHARED_CTA, W_CTA,
 )
 from .opcodes import ATOM, LD, ST
 
@@ -29,7 +32,8 @@ _WINDOW = np.uint64(1 << 40)
 _M32 = np.uint64(0xFFFFFFFF)
 _FOUR = np.uint64(0x01010101)
 
-# Owner codes in T[2]: a CTA index for shared, _LOCAL_OWNER for local, _GLOBAL_OWNER + allocation for the rest.
+# Owner codes in T[2]: a CTA index for shared, _LOCAL_OWNER for local, _GLOBAL_OWNER + allocation for the
+# rest.
 _LOCAL_OWNER = np.uint64(1 << 40)
 _GLOBAL_OWNER = np.uint64(1 << 41)
 
@@ -58,7 +62,8 @@ def fault(OUT, code, lane, address, aux, aux2):
 
 @inlined
 def resolve_lanes(F, A, C, W, G, T, OUT, slot, a, offset, space, size, writes, m):
-    """Fill T[0..2] for the lanes of `m`. `size` is the whole access of a lane in bytes. Returns a fault code or 0."""
+    """Fill T[0..2] for the lanes of `m`. `size` is the whole access of a lane in bytes. Returns a fault code
+    or 0."""
     mine = W[slot, W_CTA]
     allocation = -1
     begin, end = U0, U0
@@ -125,7 +130,8 @@ def resolve_lanes(F, A, C, W, G, T, OUT, slot, a, offset, space, size, writes, m
 
 @inlined
 def unordered(cell, bits, strong, slot, VC, K, shared):
-    """True when the access recorded in `cell` is not ordered before the present one and touches the same bytes."""
+    """True when the access recorded in `cell` is not ordered before the present one and touches the same
+    bytes."""
     if cell & bits == U0 or (strong and (cell >> np.uint64(4)) & U1 != U0):
         return False
     other = np.int64((cell >> np.uint64(24)) & np.uint64(0xFFF))
@@ -143,7 +149,8 @@ def unordered(cell, bits, strong, slot, VC, K, shared):
 
 @inlined
 def line_has_readers(C, VC, K, cta, slot, line):
-    """True when some other slot's last read of this 128-byte line is not known to be ordered before `slot`."""
+    """True when some other slot's last read of this 128-byte line is not known to be ordered before
+    `slot`."""
     first, count = C[cta, C_GROUP_SLOT], C[cta, C_GROUP_SLOTS]
     readers = load64(np.uint64(C[cta, C_READERS]) + np.uint64(8) * np.uint64(line))
     lines = (C[cta, C_GRANULES] + 31) >> 5
@@ -165,11 +172,16 @@ def line_has_readers(C, VC, K, cta, slot, line):
 
 @inlined
 def touch_shared(C, VC, K, OUT, cta, at, size, slot, pc, reads, writes, strong, lane):
-    """Happens-before check and record of one contiguous access to a CTA's shared memory. Returns a fault code or 0."""
+    """Happens-before check and record of one contiguous access to a CTA's shared memory. Returns a fault code
+    or 0."""
     granule = at >> 2
     last = (at + size - 1) >> 2
     clock = VC[slot, slot]
-    stamp = (np.uint64(clock) << np.uint64(36)) | (np.uint64(slot) << np.uint64(24)) | (np.uint64(pc) << np.uint64(5))
+    stamp = (
+        (np.uint64(clock) << np.uint64(36))
+        | (np.uint64(slot) << np.uint64(24))
+        | (np.uint64(pc) << np.uint64(5))
+    )
     if strong:
         stamp |= np.uint64(16)
     first, count = C[cta, C_GROUP_SLOT], C[cta, C_GROUP_SLOTS]
@@ -203,8 +215,14 @@ def touch_shared(C, VC, K, OUT, cta, at, size, slot, pc, reads, writes, strong, 
                     if other != row:
                         seen = load64(np.uint64(C[cta, C_READ] + 8 * (other * granules + granule)))
                         if seen != U0 and unordered(seen, bits, strong, slot, VC, K, True):
-                            return fault(OUT, F_RACE_READ, lane, (C[cta, C_RANK] << RANK_SHIFT) + granule * 4 + low,
-                                         seen, 0)
+                            return fault(
+                                OUT,
+                                F_RACE_READ,
+                                lane,
+                                (C[cta, C_RANK] << RANK_SHIFT) + granule * 4 + low,
+                                seen,
+                                0,
+                            )
             if cell >> np.uint64(5) == stamp >> np.uint64(5):
                 bits |= cell & np.uint64(15)
             store64(pointer, stamp | bits)
@@ -319,7 +337,8 @@ def check_lanes(A, C, G, VC, K, T, OUT, slot, pc, size, reads, writes, strong, m
             return code
         else:
             return 0
-    # A lane that reads a word which this very instruction stamped for an earlier lane, or that nobody wrote, is done.
+    # A lane that reads a word which this very instruction stamped for an earlier lane, or that nobody wrote,
+    # is done.
     stamp = (np.uint64(VC[slot, slot]) << np.uint64(36)) | (np.uint64(slot) << np.uint64(24)) | (
         np.uint64(pc) << np.uint64(5)) | np.uint64(15)
     plain_read = reads and not writes and not strong and size == 4
@@ -345,7 +364,9 @@ def check_lanes(A, C, G, VC, K, T, OUT, slot, pc, size, reads, writes, strong, m
             if initial:
                 pointer = np.uint64(C[cta, C_INIT] + at)
                 if reads and not all_initialised(pointer, size):
-                    return fault(OUT, F_UNINITIALISED, i, (C[cta, C_RANK] << RANK_SHIFT) + at, SPACE_SHARED_CTA, 0)
+                    return fault(
+                        OUT, F_UNINITIALISED, i, (C[cta, C_RANK] << RANK_SHIFT) + at, SPACE_SHARED_CTA, 0
+                    )
                 if writes:
                     set_initialised(pointer, size)
             if shared_races:
@@ -370,7 +391,8 @@ def check_lanes(A, C, G, VC, K, T, OUT, slot, pc, size, reads, writes, strong, m
 
 @inlined
 def load_lanes(F, V, T, base, d, count, size, shift, w, m):
-    """Move `count` elements of `size` bytes from T[0] to the rows V[d...]; `shift` sign-extends when not zero."""
+    """Move `count` elements of `size` bytes from T[0] to the rows V[d...]; `shift` sign-extends when not
+    zero."""
     for k in range(count):
         row = V[d + k]
         if row < 0:
@@ -409,14 +431,17 @@ def stores_nothing_new(F, V, T, base, a, count, size, m):
         row = row + base if row >= 0 else ~row
         keep = ~U0 >> np.uint64(64 - 8 * size)
         for i in range(32):
-            if (m >> np.uint64(i)) & U1 and load_bytes(T[0, i] + np.uint64(k * size), size) != F[row, i] & keep:
+            if (m >> np.uint64(i)) & U1 and load_bytes(T[0, i] + np.uint64(k * size), size) != F[
+                row, i
+            ] & keep:
                 return False
     return True
 
 
 @inlined
 def atomic_lanes(F, V, T, base, d, b, c, count, size, op, kind, m):
-    """Read-modify-write of each lane in lane order; d < 0 for `red`. b, c index V (element rows), c < 0 if unused."""
+    """Read-modify-write of each lane in lane order; d < 0 for `red`. b, c index V (element rows), c < 0 if
+    unused."""
     for i in range(32):
         if (m >> np.uint64(i)) & U1 == U0:
             continue
@@ -448,7 +473,8 @@ def consecutive(T, size, m):
 
 @inlined
 def bank_wavefronts(T, size, m):
-    """Shared-memory passes of one warp access: 32 four-byte banks; 8-byte lanes go in halves, 16-byte in quarters.
+    """Shared-memory passes of one warp access: 32 four-byte banks; 8-byte lanes go in halves, 16-byte in
+    quarters.
 
     T[3] serves as the 32 bank counters. Lanes that touch the same word share it.
     """

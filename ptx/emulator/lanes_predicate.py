@@ -1,4 +1,5 @@
-"""Comparisons, predicate logic and carry arithmetic. A predicate row keeps one bit for each lane in its element 0."""
+"""Comparisons, predicate logic and carry arithmetic. A predicate row keeps one bit for each lane in its
+element 0."""
 
 from __future__ import annotations
 
@@ -9,20 +10,48 @@ from .jit import inlined, unit
 from .layout import CONST_WINDOW, LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW
 from .numerics import bf16_value, f16_value, flush_f32
 from .opcodes import (
-    ADD_CC, ISSPACEP, MAD_CC, PRED_LOGIC, SET_F, SET_HALF, SET_INT, SETP_F, SETP_HALF, SETP_INT, SUB_CC, TESTP,
+    ADD_CC, ISSPACEP, MAD_CC, PRED_LOGIC, SET_F, SET_HALF, SET_INT, SETP_F, SETP_HALF, SETP_INT, SUB_CC,
+    TESTP,
 )
 
 #: comparison numbers; the unordered forms follow the ordered ones
 (EQ, NE, LT, LE, GT, GE, EQU, NEU, LTU, LEU, GTU, GEU, NUM, NAN) = range(14)
-COMPARISONS = {"eq": EQ, "ne": NE, "lt": LT, "le": LE, "gt": GT, "ge": GE, "lo": LT, "ls": LE, "hi": GT, "hs": GE,
-               "equ": EQU, "neu": NEU, "ltu": LTU, "leu": LEU, "gtu": GTU, "geu": GEU, "num": NUM, "nan": NAN}
+COMPARISONS = {
+    "eq": EQ,
+    "ne": NE,
+    "lt": LT,
+    "le": LE,
+    "gt": GT,
+    "ge": GE,
+    "lo": LT,
+    "ls": LE,
+    "hi": GT,
+    "hs": GE,
+    "equ": EQU,
+    "neu": NEU,
+    "ltu": LTU,
+    "leu": LEU,
+    "gtu": GTU,
+    "geu": GEU,
+    "num": NUM,
+    "nan": NAN,
+}
 #: bits of y
 (Y_SIGNED, Y_F64, Y_FTZ, Y_BF16, Y_NOT_C, Y_TWO) = (1, 2, 4, 8, 16, 32)
 #: second word of x: how the third operand is combined
 (BOOL_NONE, BOOL_AND, BOOL_OR, BOOL_XOR) = range(4)
 TESTP_KINDS = {"finite": 0, "infinite": 1, "number": 2, "notanumber": 3, "normal": 4, "subnormal": 5}
-SPACE_KINDS = {"global": 0, "shared": 1, "shared::cta": 1, "shared::cluster": 2, "local": 3, "const": 4, "param": 5,
-               "param::entry": 5, "param::func": 3}
+SPACE_KINDS = {
+    "global": 0,
+    "shared": 1,
+    "shared::cta": 1,
+    "shared::cluster": 2,
+    "local": 3,
+    "const": 4,
+    "param": 5,
+    "param::entry": 5,
+    "param::func": 3,
+}
 
 
 @inlined
@@ -50,7 +79,8 @@ def compare_float(x, y, comparison):
 
 @inlined
 def integer_results(F, a, b, comparison, is_signed, s):
-    """Bit mask of lanes where the comparison holds; values are biased so that one unsigned loop serves both."""
+    """Bit mask of lanes where the comparison holds; values are biased so that one unsigned loop serves
+    both."""
     r = U0
     flip = U1 << U63 if is_signed else U0
     if comparison == EQ:
@@ -125,9 +155,17 @@ def write_predicate(F, row, value, m):
 @inlined
 def test_property(bits, kind, is_double):
     if is_double:
-        magnitude, infinity, normal = bits & (M64 >> U1), np.uint64(0x7FF) << np.uint64(52), U1 << np.uint64(52)
+        magnitude, infinity, normal = (
+            bits & (M64 >> U1),
+            np.uint64(0x7FF) << np.uint64(52),
+            U1 << np.uint64(52),
+        )
     else:
-        magnitude, infinity, normal = bits & np.uint64(0x7FFFFFFF), np.uint64(0x7F800000), np.uint64(0x00800000)
+        magnitude, infinity, normal = (
+            bits & np.uint64(0x7FFFFFFF),
+            np.uint64(0x7F800000),
+            np.uint64(0x00800000),
+        )
     if kind == 0:
         return magnitude < infinity
     if kind == 1:
@@ -146,7 +184,10 @@ def test_property(bits, kind, is_double):
 def in_space(address, kind, own_rank):
     window = address >> np.uint64(40)
     if kind == 1:
-        return window == np.uint64(SHARED_WINDOW >> 40) and (address >> np.uint64(24)) & np.uint64(0xFF) == own_rank
+        return (
+            window == np.uint64(SHARED_WINDOW >> 40)
+            and (address >> np.uint64(24)) & np.uint64(0xFF) == own_rank
+        )
     if kind == 2:
         return window == np.uint64(SHARED_WINDOW >> 40)
     if kind == 3:
@@ -187,7 +228,11 @@ def add_with_carry(F, op, d, a, b, c, e, x, w, s, m):
             out = U1 if p < q or (p == q and carry != U0) else U0
         else:
             r = p + q + carry
-            out = (r >> (np.uint64(64) - s)) & U1 if s != U0 else (U1 if r < p or (r == p and carry != U0) else U0)
+            out = (
+                (r >> (np.uint64(64) - s)) & U1
+                if s != U0
+                else (U1 if r < p or (r == p and carry != U0) else U0)
+            )
         F[d, i] = r & w
         carry_out |= out << np.uint64(i)
     if x & 2:
@@ -196,7 +241,8 @@ def add_with_carry(F, op, d, a, b, c, e, x, w, s, m):
 
 @unit("void", "U2 i i i i i i i i i u u u")
 def predicate_lanes(F, op, d, a, b, c, e, x, y, z, w, s, m):
-    """PREDICATE family. d, e: destination rows (-1 = none); c: predicate operand; x = comparison | boolean << 8."""
+    """PREDICATE family. d, e: destination rows (-1 = none); c: predicate operand; x = comparison | boolean <<
+    8."""
     comparison, boolean = x & 0xFF, (x >> 8) & 0xFF
     if op == SETP_INT or op == SETP_F:
         if op == SETP_INT:

@@ -1,4 +1,5 @@
-"""Communication between the lanes of a warp: shfl, vote, match, redux, elect, activemask, special registers, clocks."""
+"""Communication between the lanes of a warp: shfl, vote, match, redux, elect, activemask, special registers,
+clocks."""
 
 from __future__ import annotations
 
@@ -117,7 +118,8 @@ def warp_lanes(F, op, d, a, b, c, e, x, y, p, mask, clock, noise):
         for i in range(32):
             if (mask >> i) & 1:
                 j, inside = shuffle_source(i, np.int64(F[b, i] & M32), np.int64(F[c, i] & M32), x)
-                # The value of a lane that takes no part is unpredictable; without a member mask it is poisoned.
+                # The value of a lane that takes no part is unpredictable; without a member mask it is
+                # poisoned.
                 present = (mask >> j) & 1 != 0
                 if not present and inside and F[e, i] != ALL_UNCHECKED:
                     return 1 + 32 * j + i

@@ -1,10 +1,11 @@
-"""Column numbers of the flat state arrays and the address map: the one place that compiled code and Python share."""
+"""Column numbers of the flat state arrays and the address map: the one place that compiled code and Python
+share."""
 
 from __future__ import annotations
 
 # ---- program rows: P[pc, column], int64
-(P_OP, P_GUARD, P_GUARD_NOT, P_D, P_A, P_B, P_C, P_E, P_X, P_Y, P_Z, P_W, P_S, P_TARGET, P_RECONVERGE, P_SYNC,
- P_CLASS, P_LINE) = range(18)
+(P_OP, P_GUARD, P_GUARD_NOT, P_D, P_A, P_B, P_C, P_E, P_X, P_Y, P_Z, P_W, P_S, P_TARGET, P_RECONVERGE,
+ P_SYNC, P_CLASS, P_LINE) = range(18)
 P_COLUMNS = 18
 #: Row number that means "no register" (an absent guard, a sink).
 NONE = -(1 << 40)
@@ -32,8 +33,9 @@ RC_COLUMNS = 6
 RECORDS = 96
 
 # ---- CTA state: C[cta, column], int64
-(C_USED, C_RANK, C_FIRST_CTA, C_CLUSTER_SIZE, C_FIRST_SLOT, C_WARPS, C_ALIVE, C_SHARED, C_SHARED_END, C_INIT, C_WRITE,
- C_READ, C_READ_LINES, C_READERS, C_GROUP_SLOT, C_GROUP_SLOTS, C_GRANULES, C_LINEAR, C_THREADS) = range(19)
+(C_USED, C_RANK, C_FIRST_CTA, C_CLUSTER_SIZE, C_FIRST_SLOT, C_WARPS, C_ALIVE, C_SHARED, C_SHARED_END,
+ C_INIT, C_WRITE, C_READ, C_READ_LINES, C_READERS, C_GROUP_SLOT, C_GROUP_SLOTS, C_GRANULES, C_LINEAR,
+ C_THREADS) = range(19)
 C_COLUMNS = 19
 
 # ---- named barriers: B[cta * 16 + id, column]; from B_LANES on the mask of arrived lanes of each warp
@@ -46,29 +48,32 @@ A_COLUMNS = 6
 A_READ_ONLY = 1
 
 # ---- configuration and counters: G[column], int64
-(G_SLOTS, G_QUANTUM, G_BUDGET, G_CLOCK, G_LIMIT, G_CHECK_MEMORY, G_CHECK_RACES, G_CHECK_SHARED_RACES, G_LOCAL_HOST,
- G_LOCAL_SIZE, G_LOCAL_INIT, G_TRACE, G_EVENTS, G_BANKS, G_CTAS, G_RANDOM, G_SYNC_USED, G_CHECK_UNINITIALISED,
- G_COUNT_WARPS, G_CHECK_CONVERGENCE, G_STEPS, G_PARAMETERS, G_RACE_SCOPE, G_FRAME_ROWS, G_MAX_DEPTH,
- G_LOCAL_FRAME) = range(26)
+(G_SLOTS, G_QUANTUM, G_BUDGET, G_CLOCK, G_LIMIT, G_CHECK_MEMORY, G_CHECK_RACES, G_CHECK_SHARED_RACES,
+ G_LOCAL_HOST, G_LOCAL_SIZE, G_LOCAL_INIT, G_TRACE, G_EVENTS, G_BANKS, G_CTAS, G_RANDOM, G_SYNC_USED,
+ G_CHECK_UNINITIALISED, G_COUNT_WARPS, G_CHECK_CONVERGENCE, G_STEPS, G_PARAMETERS, G_RACE_SCOPE,
+ G_FRAME_ROWS, G_MAX_DEPTH, G_LOCAL_FRAME) = range(26)
 G_COLUMNS = 26
 
 # ---- what the interpreter hands back: OUT[column]
 (OUT_SLOT, OUT_PC, OUT_MASK, OUT_CODE, OUT_LANE, OUT_ADDRESS, OUT_AUX, OUT_AUX2, OUT_SIZE) = range(9)
 OUT_COLUMNS = 9
 #: Reasons to leave the compiled loop
-LEAVE_PYTHON, LEAVE_FAULT, LEAVE_IDLE, LEAVE_TICK, LEAVE_CTA, LEAVE_LIMIT, LEAVE_EVENTS, LEAVE_SYNC_TABLE = range(8)
+(LEAVE_PYTHON, LEAVE_FAULT, LEAVE_IDLE, LEAVE_TICK, LEAVE_CTA, LEAVE_LIMIT, LEAVE_EVENTS,
+ LEAVE_SYNC_TABLE) = range(8)
 
 #: Fault codes and the kinds they are reported as
 FAULTS = {
-    1: "out-of-bounds", 2: "misaligned", 3: "uninitialised", 4: "race", 5: "race", 6: "read-only", 7: "divergence",
-    8: "divergence", 9: "trap", 10: "barrier", 11: "barrier", 12: "address-space", 13: "call-stack", 14: "cluster-exit",
+    1: "out-of-bounds", 2: "misaligned", 3: "uninitialised", 4: "race", 5: "race", 6: "read-only",
+    7: "divergence", 8: "divergence", 9: "trap", 10: "barrier", 11: "barrier", 12: "address-space",
+    13: "call-stack", 14: "cluster-exit",
     15: "brx", 16: "divergence", 17: "divergence", 18: "operand", 19: "breakpoint", 20: "proxy",
 }
-(F_BOUNDS, F_ALIGN, F_UNINITIALISED, F_RACE_WRITE, F_RACE_READ, F_READ_ONLY, F_DIVERGED, F_GUARD_DIVERGED, F_TRAP,
- F_BARRIER_COUNT, F_BARRIER_NUMBER, F_SPACE, F_STACK, F_CLUSTER_EXIT, F_BRX, F_MEMBER, F_ABSENT, F_OPERAND,
- F_BREAK, F_PROXY) = range(1, 21)
+(F_BOUNDS, F_ALIGN, F_UNINITIALISED, F_RACE_WRITE, F_RACE_READ, F_READ_ONLY, F_DIVERGED, F_GUARD_DIVERGED,
+ F_TRAP, F_BARRIER_COUNT, F_BARRIER_NUMBER, F_SPACE, F_STACK, F_CLUSTER_EXIT, F_BRX, F_MEMBER, F_ABSENT,
+ F_OPERAND, F_BREAK, F_PROXY) = range(1, 21)
 
-# ---- address map (bytes). A shared address is rank << 24 | offset, so one 32-bit window holds a whole cluster.
+# ---- address map (bytes). A shared address is rank << 24 | offset, so one 32-bit window holds a whole
+# cluster.
 SHARED_WINDOW = 0x7E00_0000_0000
 LOCAL_WINDOW = 0x7D00_0000_0000
 PARAMETER_WINDOW = 0x7C00_0000_0000
@@ -83,6 +88,7 @@ SHARED_RESERVED = 0x400
 # ---- state spaces of LD/ST/ATOM (P_Y low byte)
 (SPACE_GENERIC, SPACE_GLOBAL, SPACE_SHARED_CTA, SPACE_SHARED_CLUSTER, SPACE_LOCAL, SPACE_FRAME) = range(6)
 
-# ---- shadow cells, uint64: clock << 36 | slot << 24 | pc << 5 | strong << 4 | byte mask of the 4-byte granule
+# ---- shadow cells, uint64: clock << 36 | slot << 24 | pc << 5 | strong << 4 | byte mask of the 4-byte
+# granule
 CELL_CLOCK_SHIFT, CELL_SLOT_SHIFT, CELL_PC_SHIFT = 36, 24, 5
 CELL_STRONG = 1 << 4

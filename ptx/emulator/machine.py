@@ -1,7 +1,7 @@
 """The Python half of a running launch.
 
-engine.run executes warps; this module starts CTAs, runs the operations that leave the compiled loop and decides when
-asynchronous work completes.
+engine.run executes warps; this module starts CTAs, runs the operations that leave the compiled loop and
+decides when asynchronous work completes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from .warp_context import WarpContext
 
 __all__ = ["Machine", "Wait", "on_launch"]
 
-#: Clock slots for asynchronous agents of the generic proxy (cp.async, remote arrivals) and of the async proxy.
+#: Clock slots for asynchronous agents of the generic proxy (cp.async, remote arrivals) and of the async
+#: proxy.
 GENERIC_AGENTS, ASYNC_AGENTS = 24, 48
 _FOREVER = 1 << 60
 #: Warp instructions after which schedule "late" completes a piece of work although warps still run.
@@ -36,9 +37,24 @@ _LATE = 50_000
 class Machine:
     """One launch."""
 
-    def __init__(self, decoded, memory: Memory, grid, block, cluster, shared_bytes: int, schedule: str, seed: int,
-                 checks: Checks, concurrent: int, instruction_limit: int, trace: bool, parameters: bytes,
-                 variables: dict, report) -> None:
+    def __init__(
+        self,
+        decoded,
+        memory: Memory,
+        grid,
+        block,
+        cluster,
+        shared_bytes: int,
+        schedule: str,
+        seed: int,
+        checks: Checks,
+        concurrent: int,
+        instruction_limit: int,
+        trace: bool,
+        parameters: bytes,
+        variables: dict,
+        report,
+    ) -> None:
         self.decoded, self.memory, self.schedule, self.checks = decoded, memory, schedule, checks
         self.grid, self.block, self.cluster_shape = grid, block, cluster
         self.rng = random.Random(seed)
@@ -52,8 +68,10 @@ class Machine:
         self.generic_slots = self.warp_slots + GENERIC_AGENTS
         self.slots = self.generic_slots + ASYNC_AGENTS
         if self.slots >= 1 << 12:
-            raise ValueError(f"{self.resident} resident CTAs of {self.warps_per_cta} warps need {self.slots} clock slots; "
-                             "at most 4095: lower concurrent_clusters")
+            raise ValueError(
+                f"{self.resident} resident CTAs of {self.warps_per_cta} warps need {self.slots} clock slots; "
+                "at most 4095: lower concurrent_clusters"
+            )
         self.shared_bytes = shared_bytes
         self.shared_end = decoded.shared_dynamic + shared_bytes if shared_bytes else max(
             decoded.shared_static, L.SHARED_RESERVED)
@@ -147,8 +165,8 @@ class Machine:
         counts = [g // c for g, c in zip(self.grid, shape)]
         at = (number % counts[0], number // counts[0] % counts[1], number // (counts[0] * counts[1]))
         cluster: list[Cta] = []
-        # What asynchronous work of earlier clusters left in these shared-memory windows no longer counts. (With several
-        # clusters resident, work of the others that has ended is forgotten with it.)
+        # What asynchronous work of earlier clusters left in these shared-memory windows no longer counts.
+        # (With several clusters resident, work of the others that has ended is forgotten with it.)
         active = {task.agent.slot for task in self.queue.tasks}
         for slot in range(self.warp_slots, self.slots):
             if slot in active:
@@ -196,7 +214,12 @@ class Machine:
         alive = (1 << lanes) - 1
         state = self.W[slot]
         state[:] = 0
-        state[L.W_STATUS], state[L.W_CTA], state[L.W_INDEX], state[L.W_ALIVE] = L.WARP_READY, cta.slot, warp, alive
+        state[L.W_STATUS], state[L.W_CTA], state[L.W_INDEX], state[L.W_ALIVE] = (
+            L.WARP_READY,
+            cta.slot,
+            warp,
+            alive,
+        )
         state[L.W_SPECIAL], state[L.W_BASE] = special, special + self.special_rows
         state[L.W_FRAGMENTS] = 1
         self.FR[slot] = 0
@@ -222,18 +245,33 @@ class Machine:
         x, y = np.uint64(self.block[0]), np.uint64(self.block[1])
         one = np.uint64(1)
         values = {
-            "tid": (thread % x, thread // x % y, thread // (x * y)), "ntid": self.block, "ctaid": cta.coordinates,
-            "nctaid": self.grid, "clusterid": cluster_at, "nclusterid": counts, "cluster_ctaid": inner,
-            "cluster_nctaid": self.cluster_shape, "laneid": (lane,), "warpid": (warp,),
-            "nwarpid": (self.warps_per_cta,), "smid": (cta.slot,), "nsmid": (max(self.resident, 1),), "gridid": (1,),
-            "lanemask_eq": (one << lane,), "lanemask_lt": ((one << lane) - one,),
+            "tid": (thread % x, thread // x % y, thread // (x * y)),
+            "ntid": self.block,
+            "ctaid": cta.coordinates,
+            "nctaid": self.grid,
+            "clusterid": cluster_at,
+            "nclusterid": counts,
+            "cluster_ctaid": inner,
+            "cluster_nctaid": self.cluster_shape,
+            "laneid": (lane,),
+            "warpid": (warp,),
+            "nwarpid": (self.warps_per_cta,),
+            "smid": (cta.slot,),
+            "nsmid": (max(self.resident, 1),),
+            "gridid": (1,),
+            "lanemask_eq": (one << lane,),
+            "lanemask_lt": ((one << lane) - one,),
             "lanemask_le": ((one << lane) * np.uint64(2) - one,),
             "lanemask_ge": (np.uint64(0xFFFFFFFF) & ~((one << lane) - one),),
             "lanemask_gt": (np.uint64(0xFFFFFFFF) & ~((one << lane) * np.uint64(2) - one),),
-            "cluster_ctarank": (cta.rank,), "cluster_nctarank": (self.cluster_size,),
-            "dynamic_smem_size": (self.shared_bytes,), "total_smem_size": (self.shared_end - L.SHARED_RESERVED,),
-            "aggr_smem_size": (self.shared_end,), "reserved_smem_offset_begin": (0,),
-            "reserved_smem_offset_end": (L.SHARED_RESERVED,), "reserved_smem_offset_cap": (L.SHARED_RESERVED,),
+            "cluster_ctarank": (cta.rank,),
+            "cluster_nctarank": (self.cluster_size,),
+            "dynamic_smem_size": (self.shared_bytes,),
+            "total_smem_size": (self.shared_end - L.SHARED_RESERVED,),
+            "aggr_smem_size": (self.shared_end,),
+            "reserved_smem_offset_begin": (0,),
+            "reserved_smem_offset_end": (L.SHARED_RESERVED,),
+            "reserved_smem_offset_cap": (L.SHARED_RESERVED,),
             "is_explicit_cluster": (0xFFFFFFFF if self.report.explicit_cluster else 0,),
         }[base][k]
         return np.asarray(values, np.uint64)
@@ -296,7 +334,8 @@ class Machine:
         if self.schedule == "random" and self.queue.tasks:
             self.G[L.G_BUDGET] = self.rng.randrange(1, 160)
         elif self.schedule == "late" and self.queue.tasks:
-            # A warp that polls (test_wait, a flag) can always run: late work must come before it polls for ever.
+            # A warp that polls (test_wait, a flag) can always run: late work must come before it polls for
+            # ever.
             self.G[L.G_BUDGET] = _LATE
 
     # ---- faults
@@ -328,9 +367,31 @@ class Machine:
         while True:
             while pending and free:
                 self.start_cluster(free.pop(), pending.pop())
-            reason = run(self.F, self.P, self.V, self.W, self.FR, self.RC, self.RS, self.C, self.B, self.A, self.G,
-                         self.T, clocks.VC, clocks.VF, clocks.VP, clocks.K, clocks.BV, clocks.SK, clocks.SV, self.N,
-                         self.OUT, self.EV, self.addresses)
+            reason = run(
+                self.F,
+                self.P,
+                self.V,
+                self.W,
+                self.FR,
+                self.RC,
+                self.RS,
+                self.C,
+                self.B,
+                self.A,
+                self.G,
+                self.T,
+                clocks.VC,
+                clocks.VF,
+                clocks.VP,
+                clocks.K,
+                clocks.BV,
+                clocks.SK,
+                clocks.SV,
+                self.N,
+                self.OUT,
+                self.EV,
+                self.addresses,
+            )
             if reason == L.LEAVE_PYTHON:
                 self.python_operation()
             elif reason == L.LEAVE_TICK:
@@ -367,7 +428,9 @@ class Machine:
             state[L.FR_PC] = pc + 1
             return
         if not isinstance(result, Wait):
-            raise TypeError(f"operation {warp.instruction.opcode} returned {result!r}: None or Wait is needed")
+            raise TypeError(
+                f"operation {warp.instruction.opcode} returned {result!r}: None or Wait is needed"
+            )
         state[L.FR_STATE] = L.FRAG_KEY
         self.sleepers.setdefault(result.key, []).append((slot, fragment))
         self.waits[slot, fragment] = result
@@ -385,7 +448,8 @@ class Machine:
             self.W[slot, L.W_STATUS] = L.WARP_READY
 
     def idle(self) -> bool:
-        """No warp can run: let asynchronous work complete, then lanes that wait only to reconverge. False: stuck."""
+        """No warp can run: let asynchronous work complete, then lanes that wait only to reconverge. False:
+        stuck."""
         while self.queue.tick():
             if (self.W[: self.warp_slots, L.W_STATUS] == L.WARP_READY).any():
                 self.plan_tick()

@@ -9,4 +9,6 @@ from .matrix_compiled import run_matrix
 @unit("void", "U2 I1 i i i i i")
 def matrix_lanes(F, V, base, registers, register_count, attributes, attribute_count):
     """One mma.sync of a full warp; both lists lie in V."""
-    run_matrix(0, F, V[registers : registers + register_count], base, V[attributes : attributes + attribute_count])
+    run_matrix(
+        0, F, V[registers : registers + register_count], base, V[attributes : attributes + attribute_count]
+    )

@@ -1,4 +1,5 @@
-"""Memory of a launch: NumPy buffers as global memory, shared memory windows, shadow cells, checked access for agents."""
+"""Memory of a launch: NumPy buffers as global memory, shared memory windows, shadow cells, checked access for
+agents."""
 
 from __future__ import annotations
 
@@ -18,10 +19,11 @@ _ALIGN = 512
 
 
 class Memory:
-    """Emulated global address space: maps host buffers to addresses, 512-byte aligned with guard gaps between them.
+    """Emulated global address space: maps host buffers to addresses, 512-byte aligned with guard gaps between
+    them.
 
-    A NumPy array is mapped by its root buffer, so views of one buffer share an allocation and their overlap is seen.
-    Addresses are the same in every run for the same sequence of `map` calls.
+    A NumPy array is mapped by its root buffer, so views of one buffer share an allocation and their overlap
+    is seen. Addresses are the same in every run for the same sequence of `map` calls.
     """
 
     def __init__(self) -> None:
@@ -41,16 +43,21 @@ class Memory:
             if host <= low and high <= host + end - begin:
                 return begin + pointer - host
             if low < host + end - begin and host < high:
-                raise ValueError(f"array {name or ''} overlaps the buffer of {_name} without lying inside it: pass "
-                                 "views of one NumPy buffer")
+                raise ValueError(
+                    f"array {name or ''} overlaps the buffer of {_name} without lying inside it: pass "
+                    "views of one NumPy buffer"
+                )
         begin = self.place(low, high - low, name or f"array {len(self.rows)}", read_only)
         self.kept.append(keep)
         return begin + pointer - low
 
-    def place(self, host: int, size: int, name: str, read_only: bool = False, window: int | None = None) -> int:
+    def place(
+        self, host: int, size: int, name: str, read_only: bool = False, window: int | None = None
+    ) -> int:
         """Add an allocation of `size` bytes at a host pointer; returns its address."""
         if window is None:
-            # Keep the host buffer's own offset within 16 bytes out of it: device allocations are 256-byte aligned.
+            # Keep the host buffer's own offset within 16 bytes out of it: device allocations are 256-byte
+            # aligned.
             begin = self.next
             self.next = -(-(begin + max(size, 1) + _GUARD) // _ALIGN) * _ALIGN
         else:
@@ -67,7 +74,9 @@ class Memory:
             at = self.begins.index(begin)
             del self.rows[at], self.names[at], self.begins[at]
 
-    def new(self, size: int, name: str, align: int = _ALIGN, window: int | None = None, read_only: bool = False):
+    def new(
+        self, size: int, name: str, align: int = _ALIGN, window: int | None = None, read_only: bool = False
+    ):
         """A fresh zeroed allocation: (address, its bytes)."""
         buffer = np.zeros(max(size, 1) + 16, np.uint8)
         self.kept.append(buffer)
@@ -104,7 +113,8 @@ class Memory:
         return "no allocation"
 
     def table(self, races: bool, generation: int) -> np.ndarray:
-        """The array A of the compiled loop. Shadow cells are made on first use; the system commits them lazily."""
+        """The array A of the compiled loop. Shadow cells are made on first use; the system commits them
+        lazily."""
         if generation != self.generation:
             # Clocks began again: old cells would look new.
             self.shadow, self.generation = {}, generation
@@ -115,7 +125,9 @@ class Memory:
             if races and not read_only:
                 if begin not in self.shadow:
                     granules = (end - begin + 7) // 4
-                    self.shadow[begin] = tuple(pool.take((granules,), np.uint64, cells=True) for _ in range(2))
+                    self.shadow[begin] = tuple(
+                        pool.take((granules,), np.uint64, cells=True) for _ in range(2)
+                    )
                 write, read = self.shadow[begin]
                 table[k, L.A_WRITE], table[k, L.A_READ] = write.ctypes.data, read.ctypes.data
         return table
@@ -132,12 +144,14 @@ class Memory:
         return "global", at, address - self.rows[at][0] if at >= 0 else address
 
     def address(self, array: np.ndarray) -> np.uint64:
-        """The address a kernel sees for an array (mapping it if needed), to store in other arrays or pass by value."""
+        """The address a kernel sees for an array (mapping it if needed), to store in other arrays or pass by
+        value."""
         return np.uint64(self.map(np.asarray(array)))
 
 
 def _extent(array: np.ndarray):
-    """(first element's pointer, lowest byte, byte past the highest, object to keep alive) of an array's root."""
+    """(first element's pointer, lowest byte, byte past the highest, object to keep alive) of an array's
+    root."""
     root = array
     while isinstance(root.base, np.ndarray):
         root = root.base
@@ -151,7 +165,9 @@ def _extent(array: np.ndarray):
 def _bytes_at(host: int, size: int) -> np.ndarray:
     import ctypes
 
-    return np.frombuffer((ctypes.c_uint8 * size).from_address(host), np.uint8) if size else np.zeros(0, np.uint8)
+    return (
+        np.frombuffer((ctypes.c_uint8 * size).from_address(host), np.uint8) if size else np.zeros(0, np.uint8)
+    )
 
 
 class SharedMemory:
@@ -175,7 +191,8 @@ class SharedMemory:
         pool.give(self.bytes, self.initialised, self.write_cells, self.read_cells)
 
     def clear(self) -> None:
-        """A new CTA: contents are poison (NaN in every float format, -1 as integer) and nothing is initialised."""
+        """A new CTA: contents are poison (NaN in every float format, -1 as integer) and nothing is
+        initialised."""
         self.bytes[:] = 0xFF
         self.initialised[:] = 0
         self.readers[:] = 0
@@ -242,7 +259,8 @@ def touch_many(C, VC, K, OUT, cta, offsets, size, slot, pc, reads, writes):
 
 @compiled
 def move_global(A, VC, K, OUT, addresses, data, slot, pc, writes, races, asynchronous, generic_slots):
-    """Copy pieces between `data` [n, size] and global addresses. On a fault OUT_LANE is the piece; earlier ones moved."""
+    """Copy pieces between `data` [n, size] and global addresses. On a fault OUT_LANE is the piece; earlier
+    ones moved."""
     size = data.shape[1]
     for k in range(addresses.shape[0]):
         address = addresses[k]
@@ -258,7 +276,9 @@ def move_global(A, VC, K, OUT, addresses, data, slot, pc, writes, races, asynchr
             if asynchronous:
                 code = unproxied_global(A, VC, K, OUT, allocation, at, size, slot, generic_slots)
             if code == 0:
-                code = touch_global(A, VC, K, OUT, allocation, at, size, slot, pc, not writes, writes, False, 0)
+                code = touch_global(
+                    A, VC, K, OUT, allocation, at, size, slot, pc, not writes, writes, False, 0
+                )
             if code:
                 OUT[L.OUT_LANE] = k
                 return code
@@ -273,7 +293,8 @@ def move_global(A, VC, K, OUT, addresses, data, slot, pc, writes, races, asynchr
 
 @compiled
 def touch_shadow(cells, readers, VC, K, OUT, granules, slot, pc, writes):
-    """The happens-before rule on a memory of its own: `cells` [G], `readers` [slots, G]. Returns a fault code."""
+    """The happens-before rule on a memory of its own: `cells` [G], `readers` [slots, G]. Returns a fault
+    code."""
     stamp = (np.uint64(VC[slot, slot]) << np.uint64(36)) | (np.uint64(slot) << np.uint64(24)) | (
         np.uint64(pc) << np.uint64(5)) | np.uint64(15)
     for k in range(granules.shape[0]):
@@ -294,7 +315,8 @@ def touch_shadow(cells, readers, VC, K, OUT, granules, slot, pc, writes):
 
 
 class Shadow:
-    """Happens-before cells for a memory that is neither global nor shared (tensor memory): one cell a granule."""
+    """Happens-before cells for a memory that is neither global nor shared (tensor memory): one cell a
+    granule."""
 
     def __init__(self, granules: int, clocks) -> None:
         self.clocks = clocks
@@ -304,8 +326,17 @@ class Shadow:
 
     def _touch(self, agent, granules, writes: bool, what) -> None:
         granules = np.ascontiguousarray(granules, np.int64).ravel()
-        code = touch_shadow(self.cells, self.readers, self.clocks.VC, self.clocks.K, self.out, granules, agent.slot,
-                            agent.pc, writes)
+        code = touch_shadow(
+            self.cells,
+            self.readers,
+            self.clocks.VC,
+            self.clocks.K,
+            self.out,
+            granules,
+            agent.slot,
+            agent.pc,
+            writes,
+        )
         if code:
             agent.race(self.out, what(int(self.out[L.OUT_ADDRESS])), "write" if writes else "read")
 
@@ -337,14 +368,20 @@ class Access:
                         address=rank << L.RANK_SHIFT | offset)
         cta = cluster[rank]
         if offset < L.SHARED_RESERVED or offset + size > cta.shared.end:
-            agent.fault("out-of-bounds", f"{size} bytes at shared offset {offset:#x}: the CTA's shared memory is "
-                        f"{L.SHARED_RESERVED:#x}..{cta.shared.end:#x}", address=rank << L.RANK_SHIFT | offset)
+            agent.fault(
+                "out-of-bounds",
+                f"{size} bytes at shared offset {offset:#x}: the CTA's shared memory is "
+                f"{L.SHARED_RESERVED:#x}..{cta.shared.end:#x}",
+                address=rank << L.RANK_SHIFT | offset,
+            )
         if cta.exited:
             agent.fault("cluster-exit", f"access to the shared memory of CTA {cta.index}, which has exited",
                         address=rank << L.RANK_SHIFT | offset)
         return cta
 
-    def _check_shared(self, agent, cta, offsets, size: int, writes: bool, uninitialised_ok: bool = False) -> None:
+    def _check_shared(
+        self, agent, cta, offsets, size: int, writes: bool, uninitialised_ok: bool = False
+    ) -> None:
         machine = self.machine
         clocks = machine.clocks
         if machine.checks.uninitialised and not writes and not uninitialised_ok:
@@ -356,16 +393,42 @@ class Access:
                             address=cta.rank << L.RANK_SHIFT | at)
         if not machine.checks.shared_races:
             return
-        if agent.proxy == "async" and machine.checks.async_rules and (not writes or machine.checks.proxy_overwrites):
+        if (
+            agent.proxy == "async"
+            and machine.checks.async_rules
+            and (not writes or machine.checks.proxy_overwrites)
+        ):
             for offset in offsets:
-                code = unproxied(machine.C, clocks.VC, clocks.K, self.out, cta.slot, int(offset), size, agent.slot,
-                                 machine.generic_slots)
+                code = unproxied(
+                    machine.C,
+                    clocks.VC,
+                    clocks.K,
+                    self.out,
+                    cta.slot,
+                    int(offset),
+                    size,
+                    agent.slot,
+                    machine.generic_slots,
+                )
                 if code:
                     self._unproxied(agent, "shared", writes)
-        code = touch_many(machine.C, clocks.VC, clocks.K, self.out, cta.slot, offsets, size, agent.slot, agent.pc,
-                          not writes, writes)
+        code = touch_many(
+            machine.C,
+            clocks.VC,
+            clocks.K,
+            self.out,
+            cta.slot,
+            offsets,
+            size,
+            agent.slot,
+            agent.pc,
+            not writes,
+            writes,
+        )
         if code:
-            agent.race(self.out, f"shared memory at {int(self.out[L.OUT_ADDRESS]):#x}", "write" if writes else "read")
+            agent.race(
+                self.out, f"shared memory at {int(self.out[L.OUT_ADDRESS]):#x}", "write" if writes else "read"
+            )
 
     def _unproxied(self, agent, space: str, writes: bool) -> None:
         cell = int(self.out[L.OUT_AUX]) & 0xFFFFFFFFFFFFFFFF
@@ -373,9 +436,13 @@ class Access:
         if cell >> L.CELL_CLOCK_SHIFT > self.machine.clocks.VC[agent.slot, cell >> L.CELL_SLOT_SHIFT & 0xFFF]:
             # Not ordered at all: a fence alone would not help.
             agent.race(self.out, f"{space} memory at {address:#x}", "write" if writes else "read")
-        agent.fault("proxy", f"the async proxy {'over' if writes else ''}{'writes' if writes else 'reads'} {space} memory "
-                    f"at {address:#x} whose last generic-proxy write ({self.machine.describe_cell(cell)}) is not "
-                    "followed by fence.proxy.async", address=address)
+        agent.fault(
+            "proxy",
+            f"the async proxy {'over' if writes else ''}{'writes' if writes else 'reads'} {space} memory "
+            f"at {address:#x} whose last generic-proxy write ({self.machine.describe_cell(cell)}) is not "
+            "followed by fence.proxy.async",
+            address=address,
+        )
 
     def gather_shared(self, agent, rank: int, offsets, size: int) -> np.ndarray:
         """uint8 [n, size]: pieces of `size` bytes at each offset."""
@@ -408,8 +475,8 @@ class Access:
         self.scatter_shared(agent, rank, np.array([offset]), data.reshape(1, -1))
 
     def claim_shared(self, agent, rank: int, offset: int, nbytes: int, write: bool) -> None:
-        """Mark a range as in use by `agent` from now on: until somebody acquires what the agent releases at its end,
-        a conflicting access by anybody else is a race. Nothing is read or written."""
+        """Mark a range as in use by `agent` from now on: until somebody acquires what the agent releases at
+        its end, a conflicting access by anybody else is a race. Nothing is read or written."""
         cta = self._target(agent, rank, offset, nbytes)
         if self.machine.checks.shared_races:
             self._check_shared(agent, cta, np.array([offset], np.int64), nbytes, write, uninitialised_ok=True)
@@ -419,20 +486,48 @@ class Access:
         memory, machine = self.machine.memory, self.machine
         at = memory.find(address)
         if at < 0 or address + size > memory.rows[at][1]:
-            agent.fault("out-of-bounds", f"{size} bytes at global address {address:#x}: {memory.describe(address)}",
-                        address=address)
+            agent.fault(
+                "out-of-bounds",
+                f"{size} bytes at global address {address:#x}: {memory.describe(address)}",
+                address=address,
+            )
         if writes and memory.rows[at][3]:
             agent.fault("read-only", f"write to {memory.names[at]}", address=address)
         if machine.checks.races and machine.A[at, L.A_WRITE]:
             clocks = machine.clocks
             begin = memory.rows[at][0]
-            if agent.proxy == "async" and machine.checks.async_rules and (not writes or machine.checks.proxy_overwrites):
-                code = unproxied_global(machine.A, clocks.VC, clocks.K, self.out, at, address - begin, size, agent.slot,
-                                        machine.generic_slots)
+            if (
+                agent.proxy == "async"
+                and machine.checks.async_rules
+                and (not writes or machine.checks.proxy_overwrites)
+            ):
+                code = unproxied_global(
+                    machine.A,
+                    clocks.VC,
+                    clocks.K,
+                    self.out,
+                    at,
+                    address - begin,
+                    size,
+                    agent.slot,
+                    machine.generic_slots,
+                )
                 if code:
                     self._unproxied(agent, "global", writes)
-            code = record_global(machine.A, clocks.VC, clocks.K, self.out, at, address - begin, size, agent.slot,
-                                 agent.pc, not writes, writes, False)
+            code = record_global(
+                machine.A,
+                clocks.VC,
+                clocks.K,
+                self.out,
+                at,
+                address - begin,
+                size,
+                agent.slot,
+                agent.pc,
+                not writes,
+                writes,
+                False,
+            )
             if code:
                 place = int(self.out[L.OUT_ADDRESS])
                 agent.race(self.out, f"{memory.describe(place)} ({place:#x})", "write" if writes else "read")
@@ -443,7 +538,9 @@ class Access:
         return self.machine.memory.view(address, nbytes).copy()
 
     def write_global(self, agent, address: int, data) -> None:
-        data = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else np.asarray(data, np.uint8).ravel()
+        data = (
+            np.frombuffer(data, np.uint8) if isinstance(data, bytes) else np.asarray(data, np.uint8).ravel()
+        )
         self._check_global(agent, address, len(data), True)
         self.machine.memory.view(address, len(data))[:] = data
 
@@ -461,8 +558,20 @@ class Access:
         machine, clocks = self.machine, self.machine.clocks
         addresses = np.ascontiguousarray(addresses).astype(np.uint64)
         asynchronous = agent.proxy == "async" and machine.checks.async_rules
-        code = move_global(machine.A, clocks.VC, clocks.K, self.out, addresses, data, agent.slot, agent.pc, writes,
-                           machine.checks.races, asynchronous, machine.generic_slots)
+        code = move_global(
+            machine.A,
+            clocks.VC,
+            clocks.K,
+            self.out,
+            addresses,
+            data,
+            agent.slot,
+            agent.pc,
+            writes,
+            machine.checks.races,
+            asynchronous,
+            machine.generic_slots,
+        )
         if code == 0:
             return
         # The checks of one piece say in words what is wrong.

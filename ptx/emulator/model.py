@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 #: Size in bytes of every fundamental type (predicates take one register row of their own).
 TYPE_BYTES = {
-    "pred": 0, "b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "bf16": 2, "b32": 4, "u32": 4,
-    "s32": 4, "f32": 4, "f16x2": 4, "bf16x2": 4, "b64": 8, "u64": 8, "s64": 8, "f64": 8, "f32x2": 8, "b128": 16,
+    "pred": 0, "b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "bf16": 2, "b32": 4,
+    "u32": 4, "s32": 4, "f32": 4, "f16x2": 4, "bf16x2": 4, "b64": 8, "u64": 8, "s64": 8, "f64": 8, "f32x2": 8,
+    "b128": 16,
     "texref": 8, "samplerref": 8, "surfref": 8, "e4m3": 1, "e5m2": 1, "e4m3x2": 2, "e5m2x2": 2, "tf32": 4,
 }
 
@@ -21,7 +22,8 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Immediate:
-    """`value` holds the bits; `kind` is "int" (a signed Python integer), "f32" or "f64" (bits of that format)."""
+    """`value` holds the bits; `kind` is "int" (a signed Python integer), "f32" or "f64" (bits of that
+    format)."""
 
     value: int
     kind: str = "int"
@@ -109,7 +111,8 @@ class Instruction:
 
 @dataclass(slots=True)
 class Variable:
-    """A module or function variable. `shape` is its array extents (0 = unsized extern), `initial` nested values."""
+    """A module or function variable. `shape` is its array extents (0 = unsized extern), `initial` nested
+    values."""
 
     space: str
     type: str

@@ -27,7 +27,8 @@ class Bytes(bytes):
 
 
 class Module:
-    """PTX text, parsed and decoded. `entries` names its kernels; module variables keep their values between launches."""
+    """PTX text, parsed and decoded. `entries` names its kernels; module variables keep their values between
+    launches."""
 
     def __init__(self, text: str) -> None:
         self.program: Program = read(text)
@@ -45,10 +46,23 @@ class Module:
     def entries(self) -> list[str]:
         return list(self.decoded)
 
-    def launch(self, name: str, grid: Sequence[int], block: Sequence[int], args: Sequence = (), *,
-               cluster: Sequence[int] | None = None, shared_bytes: int = 0, schedule: str = "random", seed: int = 0,
-               checks: Checks | bool = True, trace: bool = False, concurrent_clusters: int = 1,
-               instruction_limit: int = 1 << 30, memory: Memory | None = None) -> Report:
+    def launch(
+        self,
+        name: str,
+        grid: Sequence[int],
+        block: Sequence[int],
+        args: Sequence = (),
+        *,
+        cluster: Sequence[int] | None = None,
+        shared_bytes: int = 0,
+        schedule: str = "random",
+        seed: int = 0,
+        checks: Checks | bool = True,
+        trace: bool = False,
+        concurrent_clusters: int = 1,
+        instruction_limit: int = 1 << 30,
+        memory: Memory | None = None,
+    ) -> Report:
         """Run a kernel over its whole grid.
 
         Parameters
@@ -56,16 +70,17 @@ class Module:
         name
             Entry point.
         grid, block, cluster
-            1 to 3 extents each, x first; grid counts CTAs (as in CUDA C) and must be a multiple of the cluster.
-            A cluster that the PTX itself requires (.reqnctapercluster) is the default.
+            1 to 3 extents each, x first; grid counts CTAs (as in CUDA C), a multiple of the cluster. A cluster
+            that the PTX itself requires (.reqnctapercluster) is the default.
         args
-            One for each parameter: a NumPy array (a pointer to its first element; the kernel works in place), a NumPy
-            scalar or Python int/float (the parameter's bytes), `None` (null pointer), `Bytes` (by value), `TensorMap`.
+            One for each parameter: a NumPy array (a pointer to its first element; the kernel works in
+            place), a NumPy scalar or Python int/float (the parameter's bytes), `None` (null pointer),
+            `Bytes` (by value), `TensorMap`.
         shared_bytes
             Dynamic shared memory.
         schedule
-            "random" (interleaving and completion times drawn from `seed`), "eager" (asynchronous work completes at
-            once) or "late" (only when no warp can run).
+            "random" (interleaving and completion times drawn from `seed`), "eager" (asynchronous work
+            completes at once) or "late" (only when no warp can run).
         checks
             A `Checks`, or True for all and False for none.
         trace
@@ -90,7 +105,9 @@ class Module:
             The kernel did something wrong.
         """
         if name not in self.decoded:
-            raise ValueError(f"name={name!r}: the module has {', '.join(map(repr, self.decoded)) or 'no entry'}")
+            raise ValueError(
+                f"name={name!r}: the module has {', '.join(map(repr, self.decoded)) or 'no entry'}"
+            )
         decoded = self.decoded[name]
         directives = decoded.entry.directives
         grid, block = _extents("grid", grid), _extents("block", block)
@@ -118,8 +135,23 @@ class Module:
         variables = self._map_variables(memory)
         parameters = self._bind(decoded, args, memory)
         report = Report(self, decoded, grid, block, shape, explicit)
-        machine = Machine(decoded, memory, grid, block, shape, shared_bytes, schedule, int(seed), checks, concurrent,
-                          instruction_limit, trace, parameters, variables, report)
+        machine = Machine(
+            decoded,
+            memory,
+            grid,
+            block,
+            shape,
+            shared_bytes,
+            schedule,
+            int(seed),
+            checks,
+            concurrent,
+            instruction_limit,
+            trace,
+            parameters,
+            variables,
+            report,
+        )
         try:
             machine.run()
         finally:
@@ -201,8 +233,10 @@ class Module:
             return addresses[symbol.name] + symbol.offset
         if symbol.name in self.program.functions:
             return L.CODE_WINDOW + 16 * list(self.program.functions).index(symbol.name)
-        raise ValueError(f"initialiser of {variable.name} (PTX line {variable.line}) names {symbol.name!r}, which has no "
-                         "address")
+        raise ValueError(
+            f"initialiser of {variable.name} (PTX line {variable.line}) names {symbol.name!r}, which has no "
+            "address"
+        )
 
     def _bind(self, decoded: Decoded, args: Sequence, memory: Memory) -> bytes:
         """The parameter buffer, mapped as read-only memory in its own window."""
@@ -261,7 +295,12 @@ def _encode_argument(number: int, variable: Variable, argument, memory: Memory) 
         return bytes(8)
     if hasattr(argument, "__dlpack__") and not isinstance(argument, np.ndarray):
         argument = np.from_dlpack(argument)
-    if isinstance(argument, np.ndarray) and argument.ndim > 0 or isinstance(argument, np.ndarray) and size == 8:
+    if (
+        isinstance(argument, np.ndarray)
+        and argument.ndim > 0
+        or isinstance(argument, np.ndarray)
+        and size == 8
+    ):
         if size != 8:
             raise TypeError(f"{place}: an array is a pointer, which needs 8 bytes")
         return memory.map(argument, f"args[{number}]").to_bytes(8, "little")
@@ -279,17 +318,21 @@ def _encode_argument(number: int, variable: Variable, argument, memory: Memory) 
         return (argument & ((1 << 8 * size) - 1)).to_bytes(size, "little")
     if isinstance(argument, float) and variable.type in ("f32", "f64"):
         return np.array(argument, variable.type.replace("f", "float")).tobytes()
-    raise TypeError(f"{place}: {type(argument).__name__} is not accepted; pass a NumPy array or scalar, int, float, "
-                    "None, Bytes or TensorMap")
+    raise TypeError(
+        f"{place}: {type(argument).__name__} is not accepted; pass a NumPy array or scalar, int, float, "
+        "None, Bytes or TensorMap"
+    )
 
 
 def load(ptx_text: str) -> Module:
-    """Parse and decode PTX text. Anything unknown raises PtxSyntaxError (a ValueError) with the line and its text."""
+    """Parse and decode PTX text. Anything unknown raises PtxSyntaxError (a ValueError) with the line and its
+    text."""
     return Module(ptx_text)
 
 
 def compile(source: str, arch: str = "sm_100a", **options) -> Module:
-    """Compile CUDA C++ through NVRTC (see msa_cudacore.ptx.nvrtc.compile_ptx for the options) and load the result."""
+    """Compile CUDA C++ through NVRTC (see msa_cudacore.ptx.nvrtc.compile_ptx for the options) and load the
+    result."""
     from ..nvrtc import compile_ptx
 
     options.setdefault("lineinfo", True)

@@ -1,8 +1,9 @@
 """Rounding between floating formats, in integer arithmetic, and sums rounded to odd.
 
-Every narrow format passes through one function, `round_magnitude`, from a float64 that holds the value exactly or
-rounded to odd (the last bit set whenever something was lost). Rounding to odd at 53 bits followed by any rounding to
-at most 50 bits equals a single rounding, which is how fused operations stay correctly rounded.
+Every narrow format passes through one function, `round_magnitude`, from a float64 that holds the value
+exactly or rounded to odd (the last bit set whenever something was lost). Rounding to odd at 53 bits followed
+by any rounding to at most 50 bits equals a single rounding, which is how fused operations stay correctly
+rounded.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def product_to_odd(x, y):
 def round_magnitude(x, exponent_bits, mantissa_bits, bias, mode):
     """Code of |x| in a format without regard to its largest value (sign of x only steers rm and rp).
 
-    x is finite. The code grows past the format's top when x is too large, so the caller compares and saturates.
+    x is finite. The code grows past the format's top when x is too large, so the caller compares and
+    saturates.
     """
     b = from_f64(x)
     negative = b >> U63 != U0
@@ -105,7 +107,8 @@ def round_magnitude(x, exponent_bits, mantissa_bits, bias, mode):
 
 @inlined
 def round_ieee(x, exponent_bits, mantissa_bits, mode):
-    """Sign and code of x in an IEEE-like format (f16, bf16, f32, tf32, e5m2); NaN gives all ones without sign."""
+    """Sign and code of x in an IEEE-like format (f16, bf16, f32, tf32, e5m2); NaN gives all ones without
+    sign."""
     sign_at = np.uint64(exponent_bits + mantissa_bits)
     top = ((U1 << np.uint64(exponent_bits)) - U1) << np.uint64(mantissa_bits)
     if x != x:
@@ -135,7 +138,9 @@ def expand_ieee(code, exponent_bits, mantissa_bits):
         scale = as_f64(np.uint64(1 - bias - mantissa_bits + 1023) << np.uint64(52))
         value = np.float64(np.int64(mantissa)) * scale
     else:
-        value = as_f64((np.uint64(e - bias + 1023) << np.uint64(52)) | (mantissa << np.uint64(52 - mantissa_bits)))
+        value = as_f64(
+            (np.uint64(e - bias + 1023) << np.uint64(52)) | (mantissa << np.uint64(52 - mantissa_bits))
+        )
     return -value if negative else value
 
 
@@ -177,7 +182,8 @@ def bfloat_from_single(bits):
 
 @inlined
 def single_to_odd(x):
-    """f32 bits of a float64 rounded to odd at 24 bits, for |x| = 0 or >= 2^-120 (and NaN, which stays NaN)."""
+    """f32 bits of a float64 rounded to odd at 24 bits, for |x| = 0 or >= 2^-120 (and NaN, which stays
+    NaN)."""
     bits = from_f64(x)
     low = bits & np.uint64(0x1FFFFFFF)
     bits &= ~np.uint64(0x1FFFFFFF)

@@ -1,7 +1,7 @@
 """Reuses the large arrays of a launch: fresh pages cost more than the instructions that touch them.
 
-Shadow cells need no clearing between launches, because the clocks of a process never run backwards: a cell with a
-clock below the launch's epoch is older than the launch and ignored.
+Shadow cells need no clearing between launches, because the clocks of a process never run backwards: a cell
+with a clock below the launch's epoch is older than the launch and ignored.
 """
 
 from __future__ import annotations

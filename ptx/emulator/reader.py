@@ -1,22 +1,45 @@
-"""Reads PTX text into a `Program`: directives, declarations, scopes, initialisers, instructions, line marks."""
+"""Reads PTX text into a `Program`: directives, declarations, scopes, initialisers, instructions, line
+marks."""
 
 from __future__ import annotations
 
 import re
 
 from .model import (
-    TYPE_BYTES, Address, Function, Group, Immediate, Instruction, Label, Pair, Program, Register, Sink, Source,
-    Symbol, Variable, Vector,
+    TYPE_BYTES, Address, Function, Group, Immediate, Instruction, Label, Pair, Program, Register, Sink,
+    Source, Symbol, Variable, Vector,
 )
 from .text import PtxSyntaxError, Token, integer, line_text, tokenize
 
 _LINKAGE = {".visible", ".extern", ".weak", ".common"}
-_SPACES = {".global": "global", ".const": "const", ".shared": "shared", ".shared::cta": "shared", ".local": "local",
-           ".param": "param"}
+_SPACES = {
+    ".global": "global",
+    ".const": "const",
+    ".shared": "shared",
+    ".shared::cta": "shared",
+    ".local": "local",
+    ".param": "param",
+}
 #: Performance and ABI directives whose numbers are kept for whoever asks (`reqntid` is enforced at launch).
-_FUNCTION_DIRECTIVES = {".maxntid", ".reqntid", ".minnctapersm", ".maxnreg", ".maxnctapersm", ".noreturn", ".pragma",
-                        ".reqnctapercluster", ".explicitcluster", ".maxclusterrank", ".abi_preserve", ".unified",
-                        ".blocksareclusters", ".abi_preserve_control", ".attribute", ".language", ".ptr"}
+_FUNCTION_DIRECTIVES = {
+    ".maxntid",
+    ".reqntid",
+    ".minnctapersm",
+    ".maxnreg",
+    ".maxnctapersm",
+    ".noreturn",
+    ".pragma",
+    ".reqnctapercluster",
+    ".explicitcluster",
+    ".maxclusterrank",
+    ".abi_preserve",
+    ".unified",
+    ".blocksareclusters",
+    ".abi_preserve_control",
+    ".attribute",
+    ".language",
+    ".ptr",
+}
 
 
 class _Reader:
@@ -60,7 +83,9 @@ class _Reader:
     def number(self) -> int:
         """The next token, which must be an integer constant."""
         token = self.next()
-        if token.kind != "number" or not re.fullmatch(r"0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|0[0-7]*U?|[1-9]\d*U?", token.text):
+        if token.kind != "number" or not re.fullmatch(
+            r"0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|0[0-7]*U?|[1-9]\d*U?", token.text
+        ):
             raise self.error(f"expected an integer, found {token.text!r}", token)
         return integer(token.text)
 
@@ -109,7 +134,12 @@ class _Reader:
                     pass
             elif word == ".alias":
                 self.read_alias()
-            elif word in _LINKAGE or word in _SPACES or word in (".entry", ".func") or word.startswith(".shared"):
+            elif (
+                word in _LINKAGE
+                or word in _SPACES
+                or word in (".entry", ".func")
+                or word.startswith(".shared")
+            ):
                 self.read_top()
             else:
                 raise self.error(f"unknown module-level text {word!r}", token)
@@ -237,7 +267,9 @@ class _Reader:
             if shape and shape[0] == 0 and isinstance(initial, list):
                 shape[0] = len(initial)
         natural = max(TYPE_BYTES[kind], 1) * vector
-        return Variable(space, kind, name, align or natural, tuple(shape), vector, initial, external, token.line)
+        return Variable(
+            space, kind, name, align or natural, tuple(shape), vector, initial, external, token.line
+        )
 
     def read_initial(self):
         if self.accept("{"):
@@ -286,12 +318,24 @@ class _Reader:
             if sign in ("/", "%") and right == 0:
                 raise self.error("division by zero in a constant expression")
             value = {
-                "||": lambda a, b: int(bool(a or b)), "&&": lambda a, b: int(bool(a and b)), "|": lambda a, b: a | b,
-                "^": lambda a, b: a ^ b, "&": lambda a, b: a & b, "==": lambda a, b: int(a == b),
-                "!=": lambda a, b: int(a != b), "<": lambda a, b: int(a < b), ">": lambda a, b: int(a > b),
-                "<=": lambda a, b: int(a <= b), ">=": lambda a, b: int(a >= b), "<<": lambda a, b: a << b,
-                ">>": lambda a, b: a >> b, "+": lambda a, b: a + b, "-": lambda a, b: a - b,
-                "*": lambda a, b: a * b, "/": lambda a, b: int(a / b), "%": lambda a, b: a - b * int(a / b),
+                "||": lambda a, b: int(bool(a or b)),
+                "&&": lambda a, b: int(bool(a and b)),
+                "|": lambda a, b: a | b,
+                "^": lambda a, b: a ^ b,
+                "&": lambda a, b: a & b,
+                "==": lambda a, b: int(a == b),
+                "!=": lambda a, b: int(a != b),
+                "<": lambda a, b: int(a < b),
+                ">": lambda a, b: int(a > b),
+                "<=": lambda a, b: int(a <= b),
+                ">=": lambda a, b: int(a >= b),
+                "<<": lambda a, b: a << b,
+                ">>": lambda a, b: a >> b,
+                "+": lambda a, b: a + b,
+                "-": lambda a, b: a - b,
+                "*": lambda a, b: a * b,
+                "/": lambda a, b: int(a / b),
+                "%": lambda a, b: a - b * int(a / b),
             }[sign](value, right)
         return value
 
@@ -329,8 +373,14 @@ class _Reader:
         if self.accept(".align"):
             align = self.number()
         vector, kind = self.read_type()
-        while self.peek().startswith(".ptr") or self.peek() in (".align", ".global", ".shared", ".const", ".local",
-                                                                 ".noalias"):
+        while self.peek().startswith(".ptr") or self.peek() in (
+            ".align",
+            ".global",
+            ".shared",
+            ".const",
+            ".local",
+            ".noalias",
+        ):
             if self.next().text == ".align":
                 pointer_align = self.number()
         name = self.next()
@@ -343,8 +393,18 @@ class _Reader:
             self.expect("]")
         natural = max(TYPE_BYTES[kind], 1) * vector
         space = "reg" if token.text == ".reg" else "param"
-        return Variable(space, kind, name.text, align or natural, tuple(shape), vector, None, False, name.line,
-                        pointer_align)
+        return Variable(
+            space,
+            kind,
+            name.text,
+            align or natural,
+            tuple(shape),
+            vector,
+            None,
+            False,
+            name.line,
+            pointer_align,
+        )
 
     def read_function(self, external: bool) -> None:
         entry = self.next().text == ".entry"
@@ -459,8 +519,9 @@ class _Reader:
                 self.next()
             self.function.prototypes[name] = (returns, parameters)
         else:
-            # A nested scope may repeat a label of its sibling (inline assembly does), and a branch may stand before
-            # its label: nested labels get a unique name, and the branches follow when the scope closes.
+            # A nested scope may repeat a label of its sibling (inline assembly does), and a branch may stand
+            # before its label: nested labels get a unique name, and the branches follow when the scope
+            # closes.
             unique = name if len(self.scopes) == 1 else f"{name}@{len(function.body)}"
             if unique in (item.name for item in function.body[-1:] if isinstance(item, Label)):
                 raise self.error(f"label {name!r} is defined twice")

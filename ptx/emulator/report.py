@@ -1,4 +1,5 @@
-"""What a launch did: instruction counts by class, warp and source line, bytes moved, matrix products, conflicts."""
+"""What a launch did: instruction counts by class, warp and source line, bytes moved, matrix products,
+conflicts."""
 
 from __future__ import annotations
 
@@ -10,8 +11,17 @@ import numpy as np
 from . import layout as L
 from . import opcodes as O
 
-_FAMILIES = {O.INTEGER: "integer", O.BITS: "integer", O.PREDICATE: "predicate", O.FLOAT: "float", O.HALF: "half",
-             O.CONVERT: "convert", O.WARP: "warp", O.CONTROL: "control", O.MATRIX: "matrix"}
+_FAMILIES = {
+    O.INTEGER: "integer",
+    O.BITS: "integer",
+    O.PREDICATE: "predicate",
+    O.FLOAT: "float",
+    O.HALF: "half",
+    O.CONVERT: "convert",
+    O.WARP: "warp",
+    O.CONTROL: "control",
+    O.MATRIX: "matrix",
+}
 _NAMED = (("tcgen05.mma", "matrix"), ("mma", "matrix"), ("wgmma", "matrix"), ("tcgen05", "tensor memory"),
           ("ldmatrix", "matrix load"), ("stmatrix", "matrix load"), ("cp.async", "async copy"),
           ("mbarrier", "barrier"), ("bar", "barrier"), ("atom", "atomic"), ("red", "atomic"), ("ld", "load"),
@@ -85,7 +95,9 @@ class Report:
             key = id(instruction)
             entry = per_line.get(key)
             if entry is None:
-                per_line[key] = LineCount(instruction.line, instruction.text, instruction.source, times, lanes, fronts)
+                per_line[key] = LineCount(
+                    instruction.line, instruction.text, instruction.source, times, lanes, fronts
+                )
                 shared_rows[key] = int(pc)
                 warps += counts[pc, 3:]
                 self.by_class[instruction_class(instruction, op)] += times
@@ -127,13 +139,19 @@ class Report:
         """A page of text."""
         out = [f"{self.decoded.entry.name}: {self.warp_instructions:,} warp instructions"]
         out += [f"  {kind:<14}{count:>14,}" for kind, count in self.by_class.most_common()]
-        out += ["bytes"] + [f"  {what:<22}{count:>14,}" for what, count in self.bytes.most_common()] if self.bytes else []
+        out += (
+            ["bytes"] + [f"  {what:<22}{count:>14,}" for what, count in self.bytes.most_common()]
+            if self.bytes
+            else []
+        )
         if self.mma:
             out.append("matrix products")
             out += [f"  {kind} {m}x{n}x{k}: {count:,}" for (kind, m, n, k), count in sorted(self.mma.items())]
         if self.shared_accesses:
-            out.append(f"shared memory: {self.shared_accesses:,} accesses, {self.shared_wavefronts:,} wavefronts "
-                       f"({self.ideal_wavefronts:,} without conflicts)")
+            out.append(
+                f"shared memory: {self.shared_accesses:,} accesses, {self.shared_wavefronts:,} wavefronts "
+                f"({self.ideal_wavefronts:,} without conflicts)"
+            )
         return "\n".join(out)
 
     def save_trace(self, path) -> None:

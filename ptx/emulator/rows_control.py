@@ -27,7 +27,8 @@ def indexed_branch(b, ins):
         raise b.error("brx.idx needs the label of a .branchtargets list")
     start = b.row_list([0] * len(labels))
     if b.guard[0] != L.NONE:
-        # The compiled loop takes all its lanes to a target, so lanes that are predicated off skip it by a branch.
+        # The compiled loop takes all its lanes to a target, so lanes that are predicated off skip it by a
+        # branch.
         row_, negated = b.guard
         skip = f"%skip{len(b.codes)}"
         b.guard = (row_, 1 - negated)
@@ -87,8 +88,11 @@ def call(b, ins):
     if row_ is None:
         b.emit(O.CALL, a=copies, b=len(passed), c=returned, e=len(back), z=number, defs="", uses="")
     else:
-        candidates = [name for name, function in b.decoder.program.functions.items()
-                      if not function.entry and function.defined and same_signature(function, formals, results)]
+        candidates = [
+            name
+            for name, function in b.decoder.program.functions.items()
+            if not function.entry and function.defined and same_signature(function, formals, results)
+        ]
         for name in candidates:
             b.decoder.need(name)
             b.decoder.callers.setdefault(b.function.name, set()).add(name)
@@ -96,7 +100,17 @@ def call(b, ins):
         for k, name in enumerate(candidates):
             b.decoder.lists[table + 1 + 2 * k] = b.decoder.code_address(name)
             b.decoder.call_tables.append((table + 2 + 2 * k, name))
-        b.emit(O.CALL_INDIRECT, d=row_, a=copies, b=len(passed), c=returned, e=len(back), z=table, defs="", uses="d")
+        b.emit(
+            O.CALL_INDIRECT,
+            d=row_,
+            a=copies,
+            b=len(passed),
+            c=returned,
+            e=len(back),
+            z=table,
+            defs="",
+            uses="d",
+        )
 
 
 def same_signature(function, formals, results) -> bool:
@@ -141,7 +155,11 @@ def trap(b, ins):
 @row("barrier barrier.cta", "red aligned? and|or pred", "p, a, b, c?")
 def barrier(b, ins):
     # `bar` is `barrier.aligned` (PTX "bar").
-    sync = L.SYNC_ALIGNED if ins.name.startswith("bar.") or ins.name == "bar" or ins.has("aligned") else L.SYNC_NONE
+    sync = (
+        L.SYNC_ALIGNED
+        if ins.name.startswith("bar.") or ins.name == "bar" or ins.has("aligned")
+        else L.SYNC_NONE
+    )
     operands = list(ins.operands)
     if ins.has("red"):
         kind = RED_POPC if ins.has("popc") else (RED_AND if ins.has("and") else RED_OR)
@@ -186,30 +204,63 @@ def shuffle(b, ins):
 def vote(b, ins):
     a, negated = b.predicate(ins.operands[1])
     members = b.value(ins.operands[2], "b32") if len(ins.operands) > 2 else b.constant(0xFFFFFFFF)
-    b.emit(O.VOTE, d=b.dest(ins.operands[0]), a=a, e=members, x=VOTE_MODES[ins.modifiers[0]], y=negated, z=L.NONE,
-           sync=L.SYNC_MASK if ins.name.endswith("sync") else L.SYNC_NONE)
+    b.emit(
+        O.VOTE,
+        d=b.dest(ins.operands[0]),
+        a=a,
+        e=members,
+        x=VOTE_MODES[ins.modifiers[0]],
+        y=negated,
+        z=L.NONE,
+        sync=L.SYNC_MASK if ins.name.endswith("sync") else L.SYNC_NONE,
+    )
 
 
 @row("match", "any|all sync b32|b64", "d|p, a, m")
 def match(b, ins):
     d, p = _split(b, ins.operands[0])
     kind = ins.modifiers[-1]
-    b.emit(O.MATCH, d=d, a=b.value(ins.operands[1], kind), e=b.value(ins.operands[2], "b32"), x=int(ins.has("all")),
-           y=int(kind == "b64"), z=p, defs="dz", sync=L.SYNC_MASK)
+    b.emit(
+        O.MATCH,
+        d=d,
+        a=b.value(ins.operands[1], kind),
+        e=b.value(ins.operands[2], "b32"),
+        x=int(ins.has("all")),
+        y=int(kind == "b64"),
+        z=p,
+        defs="dz",
+        sync=L.SYNC_MASK,
+    )
 
 
 @row("redux.sync", "add|min|max u32|s32", "d, a, m")
 @row("redux.sync", "and|or|xor b32", "d, a, m")
 def reduce_(b, ins):
-    b.emit(O.REDUX, d=b.dest(ins.operands[0]), a=b.value(ins.operands[1], "b32"), e=b.value(ins.operands[2], "b32"),
-           x=REDUX_MODES[ins.modifiers[0]], y=int(ins.modifiers[1] == "s32"), z=L.NONE, sync=L.SYNC_MASK)
+    b.emit(
+        O.REDUX,
+        d=b.dest(ins.operands[0]),
+        a=b.value(ins.operands[1], "b32"),
+        e=b.value(ins.operands[2], "b32"),
+        x=REDUX_MODES[ins.modifiers[0]],
+        y=int(ins.modifiers[1] == "s32"),
+        z=L.NONE,
+        sync=L.SYNC_MASK,
+    )
 
 
 @row("redux.sync", "min|max abs? NaN? f32", "d, a, m")
 def reduce_floats(b, ins):
     y = (F_ABS if ins.has("abs") else 0) | (F_NAN if ins.has("NaN") else 0)
-    b.emit(O.REDUX_F, d=b.dest(ins.operands[0]), a=b.value(ins.operands[1], "f32"), e=b.value(ins.operands[2], "b32"),
-           x=REDUX_MODES[ins.modifiers[0]], y=y, z=L.NONE, sync=L.SYNC_MASK)
+    b.emit(
+        O.REDUX_F,
+        d=b.dest(ins.operands[0]),
+        a=b.value(ins.operands[1], "f32"),
+        e=b.value(ins.operands[2], "b32"),
+        x=REDUX_MODES[ins.modifiers[0]],
+        y=y,
+        z=L.NONE,
+        sync=L.SYNC_MASK,
+    )
 
 
 @row("activemask", "b32", "d")

@@ -5,9 +5,7 @@ from __future__ import annotations
 from . import opcodes as O
 from .decode import WIDTHS
 from .forms import row
-from .lanes_convert import (
-    C_FTZ, C_RELU, C_SAT, C_SATFINITE, C_SIGNED, FORMATS, T_F32, X_INTEGRAL,
-)
+from .lanes_convert import C_FTZ, C_RELU, C_SAT, C_SATFINITE, C_SIGNED, FORMATS, T_F32, X_INTEGRAL
 from .lanes_float import F_ABS, F_DOUBLE, F_FTZ, F_NAN, F_RELU, F_SAT, F_SUBTRACT, F_XORSIGN
 from .lanes_half import H_ABS, H_BF16, H_FTZ, H_NAN, H_OOB, H_PACKED, H_RELU, H_SAT, H_XORSIGN
 from .numerics import RM, RN, RNA, RP, RZ
@@ -87,8 +85,16 @@ def reciprocal(b, ins):
 @row("rcp sqrt rsqrt ex2 lg2 sin cos", "approx ftz? f32", "d, a")
 @row("tanh", "approx f32", "d, a")
 def approximate(b, ins):
-    op = {"rcp": O.FRCP_APPROX, "sqrt": O.FSQRT_APPROX, "rsqrt": O.FRSQRT, "ex2": O.EX2, "lg2": O.LG2, "sin": O.SIN,
-          "cos": O.COS, "tanh": O.TANH}[ins.name]
+    op = {
+        "rcp": O.FRCP_APPROX,
+        "sqrt": O.FSQRT_APPROX,
+        "rsqrt": O.FRSQRT,
+        "ex2": O.EX2,
+        "lg2": O.LG2,
+        "sin": O.SIN,
+        "cos": O.COS,
+        "tanh": O.TANH,
+    }[ins.name]
     b.emit(op, d=b.dest(ins.operands[0]), a=b.value(ins.operands[1], "f32"), y=float_flags(ins))
 
 
@@ -102,8 +108,15 @@ def approximate_double(b, ins):
 def half_flags(ins) -> int:
     kind = ins.modifiers[-1]
     y = (H_BF16 if kind.startswith("bf16") else 0) | (H_PACKED if kind.endswith("x2") else 0)
-    for name, bit in (("ftz", H_FTZ), ("sat", H_SAT), ("relu", H_RELU), ("NaN", H_NAN), ("xorsign", H_XORSIGN),
-                      ("abs", H_ABS), ("oob", H_OOB)):
+    for name, bit in (
+        ("ftz", H_FTZ),
+        ("sat", H_SAT),
+        ("relu", H_RELU),
+        ("NaN", H_NAN),
+        ("xorsign", H_XORSIGN),
+        ("abs", H_ABS),
+        ("oob", H_OOB),
+    ):
         if ins.has(name):
             y |= bit
     return y
@@ -117,7 +130,9 @@ _HALVES = "f16|f16x2|bf16|bf16x2"
 def half_arithmetic(b, ins):
     op = {"add": O.HADD, "sub": O.HSUB, "mul": O.HMUL, "fma": O.HFMA}[ins.name]
     a = values(b, ins, ins.modifiers[-1])
-    b.emit(op, d=b.dest(ins.operands[0]), a=a[0], b=a[1], c=a[2] if len(a) > 2 else None, x=RN, y=half_flags(ins))
+    b.emit(
+        op, d=b.dest(ins.operands[0]), a=a[0], b=a[1], c=a[2] if len(a) > 2 else None, x=RN, y=half_flags(ins)
+    )
 
 
 @row("min max", f"ftz? NaN? xorsign? abs? {_HALVES}", "d, a, b, c?")
@@ -164,8 +179,15 @@ def mixed_arithmetic(b, ins):
     last = b.value(ins.operands[-1], "f32")
     first = b.value(ins.operands[1], narrow)
     second = b.value(ins.operands[2], narrow) if ins.name == "fma" else last
-    b.emit(op, d=b.dest(ins.operands[0]), a=first, b=second, c=last if ins.name == "fma" else None, x=rounding(ins),
-           y=y)
+    b.emit(
+        op,
+        d=b.dest(ins.operands[0]),
+        a=first,
+        b=second,
+        c=last if ins.name == "fma" else None,
+        x=rounding(ins),
+        y=y,
+    )
 
 
 # ---- conversions
@@ -215,8 +237,11 @@ def convert_float(b, ins):
     target, source = ins.modifiers[-2:]
     integral = ins.one_of("rni", "rzi", "rmi", "rpi")
     mode = _MODES[integral] | X_INTEGRAL if integral else rounding(ins)
-    y = sum(bit for name, bit in (("ftz", C_FTZ), ("sat", C_SAT), ("relu", C_RELU), ("satfinite", C_SATFINITE))
-            if ins.has(name))
+    y = sum(
+        bit
+        for name, bit in (("ftz", C_FTZ), ("sat", C_SAT), ("relu", C_RELU), ("satfinite", C_SATFINITE))
+        if ins.has(name)
+    )
     b.emit(O.CVT_FF, d=b.dest(ins.operands[0]), a=b.value(ins.operands[1], source), x=mode, y=y,
            z=FORMATS[source] | FORMATS[target] << 8, w=(1 << WIDTHS[target]) - 1)
 
@@ -230,8 +255,16 @@ def convert_pair(b, ins):
     target = ins.modifiers[-2][:-2]
     y = (C_RELU if ins.has("relu") else 0) | (C_SATFINITE if ins.has("satfinite") else 0)
     bits = 8 if target == "e2m1" else (32 if target.endswith("16") else 16)
-    b.emit(O.CVT_PACK_F, d=b.dest(ins.operands[0]), a=b.value(ins.operands[1], "f32"),
-           b=b.value(ins.operands[2], "f32"), x=rounding(ins), y=y, z=T_F32 | FORMATS[target] << 8, w=(1 << bits) - 1)
+    b.emit(
+        O.CVT_PACK_F,
+        d=b.dest(ins.operands[0]),
+        a=b.value(ins.operands[1], "f32"),
+        b=b.value(ins.operands[2], "f32"),
+        x=rounding(ins),
+        y=y,
+        z=T_F32 | FORMATS[target] << 8,
+        w=(1 << bits) - 1,
+    )
 
 
 @row("cvt", f"rn|rz|rp satfinite? relu? {_NARROW} f16x2|bf16x2", "d, a")
@@ -264,5 +297,7 @@ def convert_pack(b, ins):
 
 @row("cvt.rs", "relu? satfinite? f16x2|bf16x2|e4m3x4|e5m2x4|e2m1x4|e2m3x4|e3m2x4 f32", None)
 def convert_stochastic(b, ins):
-    raise b.error("stochastic rounding (cvt.rs) is not modelled: its use of the random bits is not documented "
-                  "bit by bit")
+    raise b.error(
+        "stochastic rounding (cvt.rs) is not modelled: its use of the random bits is not documented "
+        "bit by bit"
+    )

@@ -53,9 +53,18 @@ def mad_carry(b, ins):
     kind = kind_of(ins)
     flags = (1 if ins.name.startswith("madc") else 0) | (2 if ins.name.endswith(".cc") else 0)
     flags |= (4 if ".hi" in ins.name else 0) | (8 if is_signed(kind) else 0)
-    code = b.emit(O.MAD_CC, d=b.dest(ins.operands[0]), a=b.value(ins.operands[1], kind),
-                  b=b.value(ins.operands[2], kind), c=b.value(ins.operands[3], kind), e=b.register("%cc"), x=flags,
-                  w=(1 << WIDTHS[kind]) - 1, s=64 - WIDTHS[kind], defs="de")
+    code = b.emit(
+        O.MAD_CC,
+        d=b.dest(ins.operands[0]),
+        a=b.value(ins.operands[1], kind),
+        b=b.value(ins.operands[2], kind),
+        c=b.value(ins.operands[3], kind),
+        e=b.register("%cc"),
+        x=flags,
+        w=(1 << WIDTHS[kind]) - 1,
+        s=64 - WIDTHS[kind],
+        defs="de",
+    )
     code.uses.append(("f", L.P_E))
     code.killing = False
 
@@ -121,8 +130,13 @@ def minimum(b, ins):
 @row("min max", "relu? s16x2", "d, a, b")
 def minimum_pairs(b, ins):
     d = b.dest(ins.operands[0])
-    b.integer(O.MINX2 if ins.name == "min" else O.MAXX2, 32, d, *(b.value(o, "b32") for o in ins.operands[1:]),
-              y=int(is_signed(kind_of(ins))))
+    b.integer(
+        O.MINX2 if ins.name == "min" else O.MAXX2,
+        32,
+        d,
+        *(b.value(o, "b32") for o in ins.operands[1:]),
+        y=int(is_signed(kind_of(ins))),
+    )
     if ins.has("relu"):
         b.integer(O.MAXX2, 32, d, d, b.constant(0), y=1)
 
@@ -189,15 +203,28 @@ def extract_field(b, ins):
 @row("bfi", "b32|b64", "d, a, b, c, e")
 def insert_field(b, ins):
     kind = kind_of(ins)
-    b.integer(O.BFI, WIDTHS[kind], b.dest(ins.operands[0]), b.value(ins.operands[1], kind),
-              b.value(ins.operands[2], kind), b.value(ins.operands[3], "b32"), e=b.value(ins.operands[4], "b32"))
+    b.integer(
+        O.BFI,
+        WIDTHS[kind],
+        b.dest(ins.operands[0]),
+        b.value(ins.operands[1], kind),
+        b.value(ins.operands[2], kind),
+        b.value(ins.operands[3], "b32"),
+        e=b.value(ins.operands[4], "b32"),
+    )
 
 
 @row("szext", "clamp|wrap u32|s32", "d, a, b")
 @row("bmsk", "clamp|wrap b32", "d, a, b")
 def extend_field(b, ins):
-    b.integer(O.SZEXT if ins.name == "szext" else O.BMSK, 32, b.dest(ins.operands[0]),
-              *(b.value(o, "b32") for o in ins.operands[1:]), x=int(ins.has("wrap")), y=int(is_signed(kind_of(ins))))
+    b.integer(
+        O.SZEXT if ins.name == "szext" else O.BMSK,
+        32,
+        b.dest(ins.operands[0]),
+        *(b.value(o, "b32") for o in ins.operands[1:]),
+        x=int(ins.has("wrap")),
+        y=int(is_signed(kind_of(ins))),
+    )
 
 
 @row("dp4a", "u32|s32 u32?|s32?", "d, a, b, c")
@@ -229,8 +256,14 @@ def logic_three(b, ins):
     table = ins.operands[4]
     if not isinstance(table, Immediate):
         raise b.error("the truth table of lop3 must be an immediate")
-    b.emit(O.LOP3, d=b.dest(ins.operands[0]), a=b.value(ins.operands[1], "b32"), b=b.value(ins.operands[2], "b32"),
-           c=b.value(ins.operands[3], "b32"), x=table.value & 0xFF)
+    b.emit(
+        O.LOP3,
+        d=b.dest(ins.operands[0]),
+        a=b.value(ins.operands[1], "b32"),
+        b=b.value(ins.operands[2], "b32"),
+        c=b.value(ins.operands[3], "b32"),
+        x=table.value & 0xFF,
+    )
 
 
 @row("lop3.or lop3.and", "b32", "d|p, a, b, c, t, q")
@@ -249,8 +282,13 @@ def logic_three_predicate(b, ins):
 def permute(b, ins):
     modes = ("f4e", "b4e", "rc8", "ecl", "ecr", "rc16")
     mode = ins.one_of(*modes)
-    b.integer(O.PRMT_MODE if mode else O.PRMT, 32, b.dest(ins.operands[0]), *(b.value(o, "b32") for o in ins.operands[1:]),
-              x=1 + modes.index(mode) if mode else 0)
+    b.integer(
+        O.PRMT_MODE if mode else O.PRMT,
+        32,
+        b.dest(ins.operands[0]),
+        *(b.value(o, "b32") for o in ins.operands[1:]),
+        x=1 + modes.index(mode) if mode else 0,
+    )
 
 
 @row("selp", "b16|b32|b64|u16|u32|u64|s16|s32|s64|f32|f64", "d, a, b, p")
@@ -268,9 +306,15 @@ def select(b, ins):
 def select_sign(b, ins):
     kinds = [m for m in ins.modifiers if m != "ftz"]
     float_condition = kinds[1] == "f32"
-    b.emit(O.SLCT_F if float_condition else O.SLCT_S, d=b.dest(ins.operands[0]), a=b.value(ins.operands[1], kinds[0]),
-           b=b.value(ins.operands[2], kinds[0]), c=b.value(ins.operands[3], kinds[1]),
-           w=(1 << WIDTHS[kinds[0]]) - 1, s=int(ins.has("ftz")))
+    b.emit(
+        O.SLCT_F if float_condition else O.SLCT_S,
+        d=b.dest(ins.operands[0]),
+        a=b.value(ins.operands[1], kinds[0]),
+        b=b.value(ins.operands[2], kinds[0]),
+        c=b.value(ins.operands[3], kinds[1]),
+        w=(1 << WIDTHS[kinds[0]]) - 1,
+        s=int(ins.has("ftz")),
+    )
 
 
 @row("mov", "b16|b32|b64|u16|u32|u64|s16|s32|s64|f32|f64|b128", "d, a")
@@ -330,7 +374,8 @@ _VIDEO_KINDS = {"vadd": 0, "vsub": 1, "vavrg": 2, "vabsdiff": 3, "vmin": 4, "vma
 @row("vadd2 vsub2 vavrg2 vabsdiff2 vmin2 vmax2 vadd4 vsub4 vavrg4 vabsdiff4 vmin4 vmax4",
      "u32|s32 u32|s32 u32|s32 sat|add?", "d, a, b, c")
 def video(b, ins):
-    """SIMD video instructions without selectors: d, a, b whole registers, c the merge or accumulate operand."""
+    """SIMD video instructions without selectors: d, a, b whole registers, c the merge or accumulate
+    operand."""
     kinds = [m for m in ins.modifiers if m in ("u32", "s32")]
     lanes = int(ins.name[-1])
     x = _VIDEO_KINDS[ins.name[:-1]] | lanes << 4 | (kinds[1] == "s32") << 8 | (kinds[2] == "s32") << 9

@@ -19,8 +19,17 @@ _VECTOR = "v2|v4|v8?"
 
 
 def space_of(ins) -> int:
-    name = ins.one_of("const", "global", "local", "param", "param::entry", "param::func", "shared", "shared::cta",
-                      "shared::cluster")
+    name = ins.one_of(
+        "const",
+        "global",
+        "local",
+        "param",
+        "param::entry",
+        "param::func",
+        "shared",
+        "shared::cta",
+        "shared::cluster",
+    )
     if name is None:
         return L.SPACE_GENERIC
     if name in ("const", "global") or name.startswith("param"):
@@ -47,8 +56,12 @@ def check_vector(b, ins, items) -> None:
         raise b.error(f"{len(items)} registers for a {vector or 'scalar'} access")
 
 
-@row("ld", f"weak|relaxed|acquire|volatile|mmio? {_SCOPE} {_SPACE} {_CACHE} nc? {_EVICT} unified? {_VECTOR} {_TYPES}",
-     "d, [a], p?")
+@row(
+    "ld",
+    f"weak|relaxed|acquire|volatile|mmio? {_SCOPE} {_SPACE} {_CACHE} nc? {_EVICT} unified? {_VECTOR} "
+    f"{_TYPES}",
+    "d, [a], p?",
+)
 @row("ldu", f"global? {_VECTOR} {_TYPES}", "d, [a]")
 def load(b, ins):
     kind = ins.modifiers[-1]
@@ -78,8 +91,10 @@ def load_parameter(b, ins, items, kind, size, entry, address) -> None:
     begin, variable = entry
     offset = address.offset + address.base.offset
     if offset < 0 or offset + size * len(items) > variable.bytes:
-        raise b.error(f"bytes {offset}..{offset + size * len(items) - 1} of parameter {variable.name!r}, which has "
-                      f"{variable.bytes}")
+        raise b.error(
+            f"bytes {offset}..{offset + size * len(items) - 1} of parameter {variable.name!r}, which has "
+            f"{variable.bytes}"
+        )
     if (begin + offset) % (size * len(items)):
         raise b.error("misaligned parameter address")
     for k, item in enumerate(items):
@@ -91,7 +106,11 @@ def load_parameter(b, ins, items, kind, size, entry, address) -> None:
         b.integer(O.MOV, width, b.dest(item), source)
 
 
-@row("st", f"weak|relaxed|release|volatile|mmio? {_SCOPE} {_SPACE} {_CACHE} {_EVICT} {_VECTOR} {_TYPES}", "[a], b, p?")
+@row(
+    "st",
+    f"weak|relaxed|release|volatile|mmio? {_SCOPE} {_SPACE} {_CACHE} {_EVICT} {_VECTOR} {_TYPES}",
+    "[a], b, p?",
+)
 def store(b, ins):
     kind = ins.modifiers[-1]
     items = elements(ins.operands[1])
@@ -103,17 +122,34 @@ def store(b, ins):
     rows = [b.value(item, kind) for item in items]
     start = b.row_list(rows)
     space = L.SPACE_FRAME if frame else space_of(ins)
-    b.emit(O.ST, a=a, b=start, x=len(items) | size << 8, y=space | order_bits(ins), z=offset, defs="", uses="a",
-           use_list=(start, len(rows)))
+    b.emit(
+        O.ST,
+        a=a,
+        b=start,
+        x=len(items) | size << 8,
+        y=space | order_bits(ins),
+        z=offset,
+        defs="",
+        uses="a",
+        use_list=(start, len(rows)),
+    )
 
 
 _OPS = "and|or|xor|cas|exch|add|inc|dec|min|max"
 _ATOM_TYPES = "b16|b32|b64|u32|u64|s32|s64|f16|f16x2|bf16|bf16x2|f32|f64"
 
 
-@row("atom", f"relaxed|acquire|release|acq_rel? {_SCOPE} {_SPACE} {_OPS} noftz? L2::cache_hint? {_VECTOR} {_ATOM_TYPES}",
-     "d, [a], b, c?, p?")
-@row("red", f"relaxed|release? {_SCOPE} {_SPACE} {_OPS} noftz? L2::cache_hint? {_VECTOR} {_ATOM_TYPES}", "[a], b, p?")
+@row(
+    "atom",
+    f"relaxed|acquire|release|acq_rel? {_SCOPE} {_SPACE} {_OPS} noftz? L2::cache_hint? {_VECTOR} "
+    f"{_ATOM_TYPES}",
+    "d, [a], b, c?, p?",
+)
+@row(
+    "red",
+    f"relaxed|release? {_SCOPE} {_SPACE} {_OPS} noftz? L2::cache_hint? {_VECTOR} {_ATOM_TYPES}",
+    "[a], b, p?",
+)
 def atomic(b, ins):
     kind = ins.modifiers[-1]
     name = ins.one_of(*ATOMIC_NAMES)
@@ -137,9 +173,21 @@ def atomic(b, ins):
     if target is not None and not isinstance(target, Sink):
         results = b.row_list([b.dest(item) for item in elements(target)])
     count = len(items)
-    code = b.emit(O.ATOM, d=results, a=a, b=values, c=thirds, e=ATOMIC_NAMES[name] | ATOMIC_KINDS[kind] << 8,
-                  x=count | size << 8, y=(L.SPACE_FRAME if frame else space_of(ins)) | order_bits(ins, True), z=offset,
-                  defs="", uses="a", def_list=(results, count) if results >= 0 else None, use_list=(values, count))
+    code = b.emit(
+        O.ATOM,
+        d=results,
+        a=a,
+        b=values,
+        c=thirds,
+        e=ATOMIC_NAMES[name] | ATOMIC_KINDS[kind] << 8,
+        x=count | size << 8,
+        y=(L.SPACE_FRAME if frame else space_of(ins)) | order_bits(ins, True),
+        z=offset,
+        defs="",
+        uses="a",
+        def_list=(results, count) if results >= 0 else None,
+        use_list=(values, count),
+    )
     if thirds >= 0 and b.decoder.lists[thirds] >= 0:
         code.uses.append(("v", thirds))
 
@@ -147,9 +195,15 @@ def atomic(b, ins):
 def check_atomic(b, ins, name: str, kind: str) -> None:
     """Types that PTX knows for each operation."""
     known = {
-        "and": "b32 b64", "or": "b32 b64", "xor": "b32 b64", "exch": "b32 b64 u32 u64 s32 s64 f32 f64",
-        "cas": "b16 b32 b64 u32 u64 s32 s64 f32 f64", "inc": "u32", "dec": "u32",
-        "add": "u32 s32 u64 s64 f16 f16x2 bf16 bf16x2 f32 f64", "min": "u32 s32 u64 s64 f16 f16x2 bf16 bf16x2",
+        "and": "b32 b64",
+        "or": "b32 b64",
+        "xor": "b32 b64",
+        "exch": "b32 b64 u32 u64 s32 s64 f32 f64",
+        "cas": "b16 b32 b64 u32 u64 s32 s64 f32 f64",
+        "inc": "u32",
+        "dec": "u32",
+        "add": "u32 s32 u64 s64 f16 f16x2 bf16 bf16x2 f32 f64",
+        "min": "u32 s32 u64 s64 f16 f16x2 bf16 bf16x2",
         "max": "u32 s32 u64 s64 f16 f16x2 bf16 bf16x2",
     }[name].split()
     if kind not in known:
@@ -180,11 +234,14 @@ def convert_address(b, ins):
 
 @row("mapa", "shared::cluster? u32|u64", "d, a, b")
 def map_to_rank(b, ins):
-    """The same offset in the shared memory of another CTA; generic and shared addresses keep their upper bits."""
+    """The same offset in the shared memory of another CTA; generic and shared addresses keep their upper
+    bits."""
     width = WIDTHS[ins.modifiers[-1]]
     rank, cleared = b.temporary(), b.temporary()
     b.integer(O.SHL, 32, rank, b.value(ins.operands[2], "u32"), b.constant(L.RANK_SHIFT))
-    b.integer(O.AND, width, cleared, b.value(ins.operands[1], f"b{width}"), b.constant(~(0xFF << L.RANK_SHIFT)))
+    b.integer(
+        O.AND, width, cleared, b.value(ins.operands[1], f"b{width}"), b.constant(~(0xFF << L.RANK_SHIFT))
+    )
     b.integer(O.OR, width, b.dest(ins.operands[0]), cleared, rank)
 
 
@@ -210,7 +267,10 @@ def fence_proxy(b, ins):
     b.emit(O.FENCE_PROXY)
 
 
-@row("fence.proxy.async::generic", "acquire|release sync_restrict::shared::cta|sync_restrict::shared::cluster cluster")
+@row(
+    "fence.proxy.async::generic",
+    "acquire|release sync_restrict::shared::cta|sync_restrict::shared::cluster cluster",
+)
 def fence_proxy_and_memory(b, ins):
     b.emit(O.FENCE)
     b.emit(O.FENCE_PROXY)

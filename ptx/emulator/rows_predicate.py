@@ -6,8 +6,8 @@ from . import opcodes as O
 from .decode import WIDTHS
 from .forms import row
 from .lanes_predicate import (
-    BOOL_AND, BOOL_NONE, BOOL_OR, BOOL_XOR, COMPARISONS, SPACE_KINDS, TESTP_KINDS, Y_BF16, Y_F64, Y_FTZ, Y_NOT_C,
-    Y_SIGNED, Y_TWO,
+    BOOL_AND, BOOL_NONE, BOOL_OR, BOOL_XOR, COMPARISONS, SPACE_KINDS, TESTP_KINDS, Y_BF16, Y_F64, Y_FTZ,
+    Y_NOT_C, Y_SIGNED, Y_TWO,
 )
 from .layout import NONE
 from .model import Pair
@@ -75,35 +75,74 @@ def setp_half(b, ins):
 
 
 def _true_bits(kind: str) -> int:
-    return {"f32": 0x3F800000, "f16": 0x3C00, "f16x2": 0x3C00, "bf16": 0x3F80, "bf16x2": 0x3F80, "u16": 0xFFFF,
-            "s16": 0xFFFF, "b16": 0xFFFF}.get(kind, 0xFFFFFFFF)
+    return {
+        "f32": 0x3F800000,
+        "f16": 0x3C00,
+        "f16x2": 0x3C00,
+        "bf16": 0x3F80,
+        "bf16x2": 0x3F80,
+        "u16": 0xFFFF,
+        "s16": 0xFFFF,
+        "b16": 0xFFFF,
+    }.get(kind, 0xFFFFFFFF)
 
 
 @row("set", f"{_INTEGER_CMP} {_BOOL} u32|s32|f32 {_INTEGER_TYPES}", "d, a, b, c?")
 def set_integer(b, ins):
     _, x, c, y = _common(b, ins)
     kind, target = ins.modifiers[-1], ins.modifiers[-2]
-    b.emit(O.SET_INT, d=b.dest(ins.operands[0]), a=b.value(ins.operands[1], kind), b=b.value(ins.operands[2], kind),
-           c=c, x=x, y=y | (Y_SIGNED if kind[0] == "s" else 0), z=_true_bits(target), s=64 - WIDTHS[kind])
+    b.emit(
+        O.SET_INT,
+        d=b.dest(ins.operands[0]),
+        a=b.value(ins.operands[1], kind),
+        b=b.value(ins.operands[2], kind),
+        c=c,
+        x=x,
+        y=y | (Y_SIGNED if kind[0] == "s" else 0),
+        z=_true_bits(target),
+        s=64 - WIDTHS[kind],
+    )
 
 
 @row("set", f"{_FLOAT_CMP} {_BOOL} ftz? u32|s32|f32 f32|f64", "d, a, b, c?")
 def set_float(b, ins):
     _, x, c, y = _common(b, ins)
     kind, target = ins.modifiers[-1], ins.modifiers[-2]
-    b.emit(O.SET_F, d=b.dest(ins.operands[0]), a=b.value(ins.operands[1], kind), b=b.value(ins.operands[2], kind), c=c,
-           x=x, y=y | (Y_F64 if kind == "f64" else 0) | (Y_FTZ if ins.has("ftz") else 0), z=_true_bits(target))
+    b.emit(
+        O.SET_F,
+        d=b.dest(ins.operands[0]),
+        a=b.value(ins.operands[1], kind),
+        b=b.value(ins.operands[2], kind),
+        c=c,
+        x=x,
+        y=y | (Y_F64 if kind == "f64" else 0) | (Y_FTZ if ins.has("ftz") else 0),
+        z=_true_bits(target),
+    )
 
 
-@row("set", f"{_FLOAT_CMP} {_BOOL} ftz? f16|bf16|u16|s16|u32|s32|f16x2|bf16x2 f16|bf16|f16x2|bf16x2", "d, a, b, c?")
+@row(
+    "set",
+    f"{_FLOAT_CMP} {_BOOL} ftz? f16|bf16|u16|s16|u32|s32|f16x2|bf16x2 f16|bf16|f16x2|bf16x2",
+    "d, a, b, c?",
+)
 def set_half(b, ins):
     _, x, c, y = _common(b, ins)
     kind, target = ins.modifiers[-1], ins.modifiers[-2]
     packed = kind.endswith("x2")
     bits = 0xFFFF if packed and target in ("u32", "s32") else _true_bits(target)
-    b.emit(O.SET_HALF, d=b.dest(ins.operands[0]), a=b.value(ins.operands[1], kind), b=b.value(ins.operands[2], kind),
-           c=c, x=x, y=y | (Y_BF16 if kind.startswith("bf16") else 0) | (Y_TWO if packed else 0)
-           | (Y_FTZ if ins.has("ftz") else 0), z=bits)
+    b.emit(
+        O.SET_HALF,
+        d=b.dest(ins.operands[0]),
+        a=b.value(ins.operands[1], kind),
+        b=b.value(ins.operands[2], kind),
+        c=c,
+        x=x,
+        y=y
+        | (Y_BF16 if kind.startswith("bf16") else 0)
+        | (Y_TWO if packed else 0)
+        | (Y_FTZ if ins.has("ftz") else 0),
+        z=bits,
+    )
 
 
 @row("and or xor", "pred", "p, p, p")
@@ -128,7 +167,9 @@ def test_property(b, ins):
            y=Y_F64 if kind == "f64" else 0)
 
 
-@row("isspacep", "global|shared|shared::cta|shared::cluster|local|const|param|param::entry|param::func", "p, a")
+@row(
+    "isspacep", "global|shared|shared::cta|shared::cluster|local|const|param|param::entry|param::func", "p, a"
+)
 def is_space(b, ins):
     b.emit(O.ISSPACEP, d=b.dest(ins.operands[0]), a=b.value(ins.operands[1], "b64"),
            b=b.special("%cluster_ctarank"), x=SPACE_KINDS[ins.modifiers[0]])
@@ -139,5 +180,7 @@ def copy_sign(b, ins):
     width = WIDTHS[ins.modifiers[0]]
     sign, value = b.temporary(), b.temporary()
     b.integer(O.AND, width, sign, b.value(ins.operands[1], ins.modifiers[0]), b.constant(1 << (width - 1)))
-    b.integer(O.AND, width, value, b.value(ins.operands[2], ins.modifiers[0]), b.constant((1 << (width - 1)) - 1))
+    b.integer(
+        O.AND, width, value, b.value(ins.operands[2], ins.modifiers[0]), b.constant((1 << (width - 1)) - 1)
+    )
     b.integer(O.OR, width, b.dest(ins.operands[0]), sign, value)

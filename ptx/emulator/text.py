@@ -1,4 +1,5 @@
-"""Tokens of PTX text (PTX ISA, "Lexical elements"): words, numbers, strings and punctuation with their line."""
+"""Tokens of PTX text (PTX ISA, "Lexical elements"): words, numbers, strings and punctuation with their
+line."""
 
 from __future__ import annotations
 

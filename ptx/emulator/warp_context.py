@@ -88,7 +88,8 @@ class WarpContext:
         return self.u32(i, j).view(np.float32)
 
     def uniform(self, i: int, j: int | None = None) -> int:
-        """The operand's value, which all executing lanes must share (fault "nonuniform-operand" otherwise)."""
+        """The operand's value, which all executing lanes must share (fault "nonuniform-operand"
+        otherwise)."""
         return self.same(self.values(i, j), f"operand {i + 1}")
 
     def same(self, values: np.ndarray, what: str) -> int:
@@ -134,12 +135,15 @@ class WarpContext:
         values = np.broadcast_to(np.asarray(values), (32,))
         if values.dtype.kind == "f":
             values = values.astype(np.float32).view(np.uint32)
-        bits = values.astype(np.int64).view(np.uint64) if values.dtype.kind == "i" else values.astype(np.uint64)
+        bits = (
+            values.astype(np.int64).view(np.uint64) if values.dtype.kind == "i" else values.astype(np.uint64)
+        )
         row = self.machine.F[self.base + self.registers[operand.name]]
         row[self.active] = bits[self.active] & np.uint64((1 << width) - 1)
 
     def write(self, i: int, values, j: int | None = None) -> None:
-        """Write operand i (element j of a vector) in the executing lanes; bits beyond the register are dropped."""
+        """Write operand i (element j of a vector) in the executing lanes; bits beyond the register are
+        dropped."""
         self.write_operand(self.operand(i, j), values)
 
     def write_predicate(self, i: int, mask: int) -> None:
