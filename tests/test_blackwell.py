@@ -148,6 +148,20 @@ def test_without_moving_origins_the_weights_would_overflow(rng, monkeypatch):
     assert "outside atol" in str(broken(mutated, scaled_pages(rng, [0.01, 0.25, 1, 4]), monkeypatch))
 
 
+@pytest.mark.parametrize("gap", [8, 12, 16])
+def test_keys_beside_an_attention_sink_keep_their_precision(gap, rng):
+    """One key `gap` nats above all others, with values of zero: the others alone make the output."""
+    case = scaled_pages(rng, [0.02, 0.02])
+    k, k_scale, v = case.k.copy(), case.k_scale.copy(), case.v.copy()
+    k[1, 0, 5], v[1, 0, 5] = 0, 0
+    k[1, 0, 5, 0] = 0x07  # dim 0 is 6, times the scale 1
+    k_scale[1, 0, 5] = 0x38
+    q = case.q.astype(np.float64)
+    q[..., 0] = gap * 128**0.5 / 6
+    case = replace(case, q=q.astype(BF16), k=k, k_scale=k_scale, v=v)
+    assert check(case).floor > 1e-4
+
+
 @pytest.mark.parametrize("outlier", [100.0, 1e5, 1e-30])
 @pytest.mark.parametrize("part", range(3))
 def test_queries_with_outliers_over_keys_of_zero(outlier, part, rng):

@@ -1,7 +1,7 @@
 // Softmax warps: scores out of tensor memory, weights P^T as float16 into shared memory.
 //
-// Thread = token of the page. All 128 threads keep one origin for each head, the largest score of the item's first page;
-// weights are 2^(score - origin). The origin moves, and the accumulator with it, only when a score passes it by more than
+// Thread = token of the page. All 128 threads keep one origin for each head, set by the largest score of the item's first
+// page; weights are 2^(score - origin). The origin moves, and the accumulator with it, only when a score passes it by more than
 // float16 can hold, so the accumulator is hardly ever touched. A common origin costs one barrier a page, and lets one
 // accumulator of 16 columns serve the item.
 #pragma once
@@ -15,7 +15,10 @@
 
 namespace blackwell {
 
-// Weights reach 2^15, half of what float16 holds.
+// The largest score of a page at which origins are set gets the weight 2^11, and weights may grow to 2^15, half of what
+// float16 holds, before origins move. Below the largest score lie 25 binades of full precision: the keys beside an
+// attention sink, whose weights are small and whose values are what counts, keep theirs.
+constexpr float LARGEST_SCORE = 11.0f;
 constexpr float ORIGIN_MARGIN = 15.0f;
 
 // Heads as eight pairs, for the packed instructions. origin is kept negated.
@@ -83,7 +86,7 @@ __device__ __forceinline__ void rescale_output(u32 output, const float (&factor)
   ptx::tcgen05_wait_st();
 }
 
-// Moves the origins up to the largest scores of this page, over all four warps, and y, sums and accumulator with them.
+// Moves the origins up after the largest scores of this page, over all four warps, and y, sums and accumulator with them.
 // The output MMA of the page before must be done before the accumulator is touched.
 __device__ __forceinline__ void move_origins(
     Shared& shared, u32 warp, u32 lane, u32 output, bool first, const PageBuffer& buffer, SoftmaxState& state,
@@ -103,7 +106,7 @@ __device__ __forceinline__ void move_origins(
   for (u32 other = 1; other < ROLE_WARPS; ++other) {
     top = fmaxf(top, shared.exchange[other][lane % HEADS]);
   }
-  const float shift = first ? top : fmaxf(top, 0.0f);
+  const float shift = first ? top - LARGEST_SCORE : fmaxf(top - LARGEST_SCORE, 0.0f);
   float factor[HEADS];
 #pragma unroll
   for (u32 pair = 0; pair < HEADS / 2; ++pair) {
