@@ -36,12 +36,19 @@ extern "C" __global__ void decode(const float4* k, const float* q, float* out, i
 
 #: family -> one instruction of it; %s is a shared, %g a global address of the thread
 FAMILIES = {
-    "integer add": "add.u32 %x3, %x1, %x2;", "integer mad": "mad.lo.s32 %x3, %x1, %x2, %x1;",
-    "f32 fma": "fma.rn.f32 %f4, %f1, %f2, %f3;", "f32 max": "max.f32 %f4, %f1, %f2;",
-    "ex2": "ex2.approx.ftz.f32 %f4, %f1;", "setp": "setp.lt.s32 %q1, %x1, %x2;", "prmt": "prmt.b32 %x3, %x1, %x2, 0x5410;",
-    "cvt to bf16x2": "cvt.rn.bf16x2.f32 %x3, %f1, %f2;", "bf16x2 fma": "fma.rn.bf16x2 %x3, %x1, %x2, %x1;",
-    "shfl": "shfl.sync.bfly.b32 %x3, %x1, 1, 31, -1;", "shared load": "ld.shared.b32 %x3, [%s];",
-    "shared store": "st.shared.b32 [%s], %x2;", "global load": "ld.global.f32 %f4, [%g];",
+    "integer add": "add.u32 %x3, %x1, %x2;",
+    "integer mad": "mad.lo.s32 %x3, %x1, %x2, %x1;",
+    "f32 fma": "fma.rn.f32 %f4, %f1, %f2, %f3;",
+    "f32 max": "max.f32 %f4, %f1, %f2;",
+    "ex2": "ex2.approx.ftz.f32 %f4, %f1;",
+    "setp": "setp.lt.s32 %q1, %x1, %x2;",
+    "prmt": "prmt.b32 %x3, %x1, %x2, 0x5410;",
+    "cvt to bf16x2": "cvt.rn.bf16x2.f32 %x3, %f1, %f2;",
+    "bf16x2 fma": "fma.rn.bf16x2 %x3, %x1, %x2, %x1;",
+    "shfl": "shfl.sync.bfly.b32 %x3, %x1, 1, 31, -1;",
+    "shared load": "ld.shared.b32 %x3, [%s];",
+    "shared store": "st.shared.b32 [%s], %x2;",
+    "global load": "ld.global.f32 %f4, [%g];",
     "barrier": "bar.sync 0;",
 }
 
@@ -64,7 +71,8 @@ def family_module(body: str):
   .reg .b32 %i; .reg .pred %p; .reg .b32 %x<9>; .reg .f32 %f<9>; .reg .b64 %y<3>; .reg .pred %q<3>;
   .reg .b64 %g; .reg .b32 %s; .shared .align 16 .b8 buffer[256];
   ld.param.u64 %g, [p]; mov.u32 %x1, %tid.x; mad.wide.u32 %g, %x1, 4, %g; mov.u32 %s, buffer;
-  mad.lo.u32 %s, %x1, 4, %s; mov.u32 %x2, 7; mov.f32 %f1, 0f3F800000; mov.f32 %f2, 0f3F800001; mov.f32 %f3, %f1;
+  mad.lo.u32 %s, %x1, 4, %s; mov.u32 %x2, 7; mov.f32 %f1, 0f3F800000; mov.f32 %f2, 0f3F800001;
+  mov.f32 %f3, %f1;
   st.shared.b32 [%s], %x2; mov.u32 %i, 0;
   L: {body * 20}
   add.u32 %i, %i, 1; setp.lt.u32 %p, %i, 2000; @%p bra L;

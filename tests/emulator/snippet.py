@@ -16,7 +16,7 @@ def kernel(body: str, parameters: str = "", declarations: str = "") -> str:
 
 
 def evaluate(body: str, *operands: np.ndarray, result: int = 32, outputs: int = 1, registers: str = ""):
-    """Run `body` once for each element: inputs %a0, %a1, ... and results %d0, ... as .b registers of their widths.
+    """Run `body` once an element: inputs %a0, %a1, ... and results %d0, ... in registers of their width.
 
     Returns one unsigned array for each output. 8-bit operands sit in 16-bit registers, as PTX wants it.
     """
@@ -39,7 +39,10 @@ def evaluate(body: str, *operands: np.ndarray, result: int = 32, outputs: int = 
                      f"ld.global.b{8 * width} %a{i}, [%p0];")
     lines.append(body)
     for i in range(outputs):
-        lines.append(f"ld.param.u64 %p0, [out{i}]; mad.wide.u32 %p0, %t, {size}, %p0; st.global.b{result} [%p0], %d{i};")
+        lines.append(
+            f"ld.param.u64 %p0, [out{i}]; mad.wide.u32 %p0, %t, {size}, %p0;"
+            f"st.global.b{result} [%p0], %d{i};"
+        )
     module = emulator.load(kernel("\n".join(lines), ", ".join(names)))
     results = [np.zeros(count, _DTYPES[result]) for _ in range(outputs)]
     module.launch("k", grid=(-(-count // 256),), block=(256,), args=[*operands, *results], schedule="eager",

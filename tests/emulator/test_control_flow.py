@@ -12,7 +12,16 @@ from .snippet import HEADER, kernel
 SEEDS = range(6)
 
 
-def run(body: str, out: np.ndarray, *args, block=(32,), grid=(1,), parameters=".param .u64 out", declarations="", **more):
+def run(
+    body: str,
+    out: np.ndarray,
+    *args,
+    block=(32,),
+    grid=(1,),
+    parameters=".param .u64 out",
+    declarations="",
+    **more,
+):
     module = emulator.load(kernel(body, parameters, declarations))
     return module.launch("k", grid, block, [out, *args], **more)
 
@@ -116,7 +125,8 @@ FACTORIAL = """
   setp.gt.u32 %p1, %r1, 1; @%p1 bra MORE;
   mov.u32 %r2, 1; st.param.b32 [result], %r2; ret;
   MORE: sub.u32 %r3, %r1, 1;
-  { .param .b32 a; .param .b32 b; st.param.b32 [a], %r3; call.uni (b), factorial, (a); ld.param.b32 %r4, [b]; }
+  { .param .b32 a; .param .b32 b; st.param.b32 [a], %r3; call.uni (b), factorial, (a);
+  ld.param.b32 %r4, [b]; }
   mul.lo.u32 %r5, %r4, %r1; st.param.b32 [result], %r5; ret;
 }
 """
@@ -124,12 +134,16 @@ FACTORIAL = """
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_recursion_with_a_depth_of_its_own_in_every_lane(seed):
-    body = PROLOGUE + """
+    body = (
+        PROLOGUE
+        + """
     rem.u32 %r1, %r0, 11;
-    { .param .b32 x; .param .b32 y; st.param.b32 [x], %r1; call.uni (y), factorial, (x); ld.param.b32 %r2, [y]; }
+    { .param .b32 x; .param .b32 y; st.param.b32 [x], %r1; call.uni (y), factorial, (x);
+    ld.param.b32 %r2, [y]; }
     activemask.b32 %r5; setp.eq.u32 %p3, %r5, -1; @!%p3 trap;
     st.global.b32 [%d0], %r2;
     """
+    )
     out = np.zeros(32, np.uint32)
     run(body, out, declarations=FACTORIAL, seed=seed)
     expected = [int(np.prod(np.arange(1, i % 11 + 1))) for i in range(32)]
@@ -166,7 +180,9 @@ def test_indirect_calls_to_different_functions(seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_vote_match_reduce_and_elect_use_their_member_mask(seed):
-    body = PROLOGUE + """
+    body = (
+        PROLOGUE
+        + """
     setp.lt.u32 %p1, %r0, 16; selp.b32 %r1, 0xFFFF, 0xFFFF0000, %p1;
     and.b32 %r2, %r0, 5; setp.eq.u32 %p2, %r2, 5;
     vote.sync.ballot.b32 %r3, %p2, %r1;
@@ -174,8 +190,10 @@ def test_vote_match_reduce_and_elect_use_their_member_mask(seed):
     redux.sync.add.u32 %r6, %r0, %r1;
     elect.sync %r7|%p4, %r1; selp.b32 %r8, 1, 0, %p4;
     mad.wide.u32 %d0, %r0, 12, %d0;
-    st.global.b32 [%d0], %r3; st.global.b32 [%d0+4], %r4; st.global.b32 [%d0+8], %r6; st.global.b32 [%d0+12], %r8;
+    st.global.b32 [%d0], %r3; st.global.b32 [%d0+4], %r4; st.global.b32 [%d0+8], %r6;
+    st.global.b32 [%d0+12], %r8;
     """
+    )
     out = np.zeros((32, 4), np.uint32)
     run(body, out, seed=seed)
     for lane in range(32):
@@ -216,7 +234,9 @@ def test_a_shuffle_from_an_absent_lane_is_reported():
     body = PROLOGUE + "setp.ge.u32 %p1, %r0, 20; @%p1 exit; shfl.sync.down.b32 %r1, %r0, 3, 31, -1;"
     with pytest.raises(emulator.Fault) as caught:
         run(body, np.zeros(32, np.uint32))
-    assert caught.value.kind == "divergence" and caught.value.lane == 17 and "reads lane 20" in str(caught.value)
+    assert (
+        caught.value.kind == "divergence" and caught.value.lane == 17 and "reads lane 20" in str(caught.value)
+    )
 
 
 def test_divergence_at_an_aligned_barrier_is_reported():
@@ -265,7 +285,10 @@ def test_deadlock_names_every_waiting_warp_and_the_state_of_the_barrier():
 
 
 def test_barrier_arrivals_must_agree_on_the_count():
-    body = PROLOGUE + """shr.u32 %r1, %r0, 5; mad.lo.u32 %r2, %r1, 32, 64; bar.sync 1, %r2; st.global.b32 [%d0], %r0;"""
+    body = (
+        PROLOGUE
+        + """shr.u32 %r1, %r0, 5; mad.lo.u32 %r2, %r1, 32, 64; bar.sync 1, %r2; st.global.b32 [%d0], %r0;"""
+    )
     with pytest.raises(emulator.Fault) as caught:
         run(body, np.zeros(96, np.uint32), block=(96,))
     assert caught.value.kind == "barrier"
@@ -294,13 +317,17 @@ def test_partial_warps_and_all_thread_numbers(schedule):
 
 
 def test_the_reader_knows_scopes_and_repeated_labels():
-    text = HEADER + """
+    text = (
+        HEADER
+        + """
     .visible .entry k(.param .u64 out) { .reg .b32 %r<4>; .reg .b64 %d<2>; .reg .pred %p<3>;
       mov.u32 %r1, 0;
       { .reg .b32 %r<4>; .reg .b32 x; mov.u32 %r1, 5; mov.u32 x, 0;
         LOOP: add.u32 x, x, 1; setp.lt.u32 %p1, x, 3; @%p1 bra LOOP; }
-      { .reg .b32 x; mov.u32 x, 0; LOOP: add.u32 x, x, 1; setp.lt.u32 %p1, x, 4; @%p1 bra LOOP; add.u32 %r1, %r1, x; }
+      { .reg .b32 x; mov.u32 x, 0; LOOP: add.u32 x, x, 1; setp.lt.u32 %p1, x, 4; @%p1 bra LOOP;
+      add.u32 %r1, %r1, x; }
       ld.param.u64 %d0, [out]; st.global.b32 [%d0], %r1; ret; }"""
+    )
     out = np.zeros(1, np.uint32)
     emulator.load(text).launch("k", (1,), (1,), [out])
     assert out[0] == 4

@@ -1,4 +1,4 @@
-"""Floating-point instructions against exact fractions, ml_dtypes, and every f16 and bf16 code where that is possible."""
+"""Floating-point instructions against exact fractions, ml_dtypes, and every f16 and bf16 code."""
 
 from __future__ import annotations
 
@@ -81,7 +81,9 @@ def test_f64_sums_and_products_round_in_every_direction(operation, function, mod
     got = evaluate(f"{operation}.{mode}.f64 %d0, %a0, %a1;", a.view(np.uint64), b.view(np.uint64),
                    result=64).view(np.float64)
     for x, y, g in zip(a, b, got):
-        assert Fraction(float(g)) == rounded(function(Fraction(float(x)), Fraction(float(y))), mode, 53, -1074)
+        assert Fraction(float(g)) == rounded(
+            function(Fraction(float(x)), Fraction(float(y))), mode, 53, -1074
+        )
 
 
 @pytest.mark.parametrize("mode", ["rn", "rz", "rm", "rp"])
@@ -89,7 +91,9 @@ def test_division_and_root_of_f32(mode):
     a, b = np.abs(floats(1000)), floats(1000)
     a, b = np.frexp(a)[0], np.frexp(b)[0]
     b = np.where(b == 0, np.float32(0.75), b)
-    quotient = evaluate(f"div.{mode}.f32 %d0, %a0, %a1;", a.view(np.uint32), b.view(np.uint32)).view(np.float32)
+    quotient = evaluate(f"div.{mode}.f32 %d0, %a0, %a1;", a.view(np.uint32), b.view(np.uint32)).view(
+        np.float32
+    )
     for x, y, g in zip(a, b, quotient):
         assert Fraction(float(g)) == rounded(Fraction(float(x)) / Fraction(float(y)), mode)
     root = evaluate(f"sqrt.{mode}.f32 %d0, %a0;", a.view(np.uint32)).view(np.float32)
@@ -109,7 +113,9 @@ def test_every_f16_code_converts_to_f32_and_back():
     wide = evaluate("cvt.f32.f16 %d0, %a0;", ALL16)
     expected = ALL16.view(np.float16).astype(np.float32)
     nan = np.isnan(expected)
-    assert (wide.view(np.float32)[~nan] == expected[~nan]).all() and np.isnan(wide.view(np.float32)[nan]).all()
+    assert (wide.view(np.float32)[~nan] == expected[~nan]).all() and np.isnan(
+        wide.view(np.float32)[nan]
+    ).all()
     assert (np.signbit(wide.view(np.float32)) == np.signbit(expected))[~nan].all()
     back = evaluate("cvt.rn.f16.f32 %d0, %a0;", expected.view(np.uint32), result=16)
     assert (back[~nan] == ALL16[~nan]).all() and (back[nan] == 0x7FFF).all()
@@ -120,7 +126,9 @@ def test_narrowing_f32_agrees_with_a_library_at_every_halfway_point(kind, dtype)
     codes = ALL16[~np.isnan(ALL16.view(dtype).astype(np.float32))]
     exact = codes.view(dtype).astype(np.float32).view(np.uint32)
     span = np.uint32(1 << (13 if kind == "f16" else 16))
-    around = np.concatenate([exact + d for d in (np.uint32(0), np.uint32(1), span // 2 - 1, span // 2, span // 2 + 1)])
+    around = np.concatenate(
+        [exact + d for d in (np.uint32(0), np.uint32(1), span // 2 - 1, span // 2, span // 2 + 1)]
+    )
     around = around[np.isfinite(around.view(np.float32))]
     with np.errstate(over="ignore"):
         expected = around.view(np.float32).astype(dtype).view(np.uint16)
@@ -134,7 +142,7 @@ def test_half_arithmetic_on_every_code(kind, dtype, operation):
     got = evaluate(f"{operation}.rn.{kind} %d0, %a0, %a1;", a, b, result=16)
     x, y = a.view(dtype).astype(np.float64), b.view(dtype).astype(np.float64)
     with np.errstate(all="ignore"):
-        # Exact in float64 but for bf16 sums of far exponents, where one rounding to 53 bits cannot change the result.
+        # Exact in float64 but for bf16 sums of far exponents, where a rounding to 53 bits changes nothing.
         value = {"add": x + y, "sub": x - y, "mul": x * y}[operation]
         single = value.astype(np.float32)
         expected = value.astype(dtype) if kind == "f16" else single.astype(dtype)
@@ -166,8 +174,11 @@ def test_fp8_both_ways(name, dtype):
         half = (got >> shift).astype(np.uint16).view(np.float16)
         assert ((half == expected) | (np.isnan(half) & np.isnan(expected))).all()
     values = np.concatenate([floats(3000), RNG.standard_normal(3000).astype(np.float32) * 50])
-    packed = evaluate(f"cvt.rn.satfinite.{name}x2.f32 %h, %a0, %a0; cvt.u32.u16 %d0, %h;", values.view(np.uint32),
-                      registers=".reg .b16 %h;")
+    packed = evaluate(
+        f"cvt.rn.satfinite.{name}x2.f32 %h, %a0, %a0; cvt.u32.u16 %d0, %h;",
+        values.view(np.uint32),
+        registers=".reg .b16 %h;",
+    )
     limit = float(ml_dtypes.finfo(dtype).max)
     expected = np.clip(values, -limit, limit).astype(dtype).view(np.uint8)
     assert ((packed & 0xFF) == expected).all() and ((packed >> 8) == expected).all()
@@ -189,8 +200,9 @@ def test_e2m1_both_ways():
 
 
 def test_minimum_and_maximum_know_nan_and_signed_zero():
-    special = np.array([0x00000000, 0x80000000, 0x3F800000, 0xBF800000, 0x7F800000, 0x7FC00001, 0xFFC00000, 1],
-                       np.uint32)
+    special = np.array(
+        [0x00000000, 0x80000000, 0x3F800000, 0xBF800000, 0x7F800000, 0x7FC00001, 0xFFC00000, 1], np.uint32
+    )
     a, b = (x.ravel() for x in np.meshgrid(special, special))
     x, y = a.view(np.float32), b.view(np.float32)
     plain = evaluate("min.f32 %d0, %a0, %a1;", a, b)
@@ -203,7 +215,9 @@ def test_minimum_and_maximum_know_nan_and_signed_zero():
         elif x[i] == 0 and y[i] == 0:
             assert plain[i] == (a[i] | b[i]) and strict[i] == (a[i] & b[i])
         else:
-            assert plain[i] == min(x[i], y[i]).view(np.uint32) and strict[i] == max(x[i], y[i]).view(np.uint32)
+            assert plain[i] == min(x[i], y[i]).view(np.uint32) and strict[i] == max(x[i], y[i]).view(
+                np.uint32
+            )
 
 
 def test_flush_and_saturation():

@@ -7,8 +7,11 @@ import pytest
 from .snippet import evaluate
 
 RNG = np.random.default_rng()
-EDGES = {16: [0, 1, 2, 0x7FFF, 0x8000, 0xFFFF, 0xFFFE], 32: [0, 1, 2, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 31, 32, 33],
-         64: [0, 1, 2, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, 63, 64, 65, 1 << 32]}
+EDGES = {
+    16: [0, 1, 2, 0x7FFF, 0x8000, 0xFFFF, 0xFFFE],
+    32: [0, 1, 2, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 31, 32, 33],
+    64: [0, 1, 2, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, 63, 64, 65, 1 << 32],
+}
 
 
 def words(width: int, count: int = 3) -> list[np.ndarray]:
@@ -28,15 +31,19 @@ def signed(value: int, width: int) -> int:
     return value - (1 << width) if value >> (width - 1) else value
 
 
-def check(body: str, width: int, function, count: int = 2, result: int | None = None, is_signed: bool = False) -> None:
-    """`function` takes Python integers (signed if asked) and returns any integer; compared modulo 2**result."""
+def check(
+    body: str, width: int, function, count: int = 2, result: int | None = None, is_signed: bool = False
+) -> None:
+    """`function` takes Python integers (signed if asked) and returns one; compared modulo 2**result."""
     result = result or width
     operands = words(width, count)
     got = evaluate(body, *operands, result=result)
     for i, values in enumerate(zip(*(operand.tolist() for operand in operands))):
         arguments = [signed(v, width) for v in values] if is_signed else values
         expected = function(*arguments) & ((1 << result) - 1)
-        assert int(got[i]) == expected, f"{body} of {[hex(v) for v in values]}: {int(got[i]):#x}, not {expected:#x}"
+        assert int(got[i]) == expected, (
+            f"{body} of {[hex(v) for v in values]}: {int(got[i]):#x}, not {expected:#x}"
+        )
 
 
 def truncated(a: int, b: int) -> int:
@@ -70,7 +77,9 @@ def test_division_truncates_toward_zero(width):
     check(f"rem.u{width} %d0, %a0, %a1;", width, lambda a, b: a % b if b else a)
     low = -(1 << (width - 1))
     operands = [w for w in words(width, 2)]
-    keep = (operands[1] != 0) & ~((operands[0] == low & ((1 << width) - 1)) & (operands[1] == (1 << width) - 1))
+    keep = (operands[1] != 0) & ~(
+        (operands[0] == low & ((1 << width) - 1)) & (operands[1] == (1 << width) - 1)
+    )
     a, b = operands[0][keep], operands[1][keep]
     quotient = evaluate(f"div.s{width} %d0, %a0, %a1;", a, b, result=width)
     rest = evaluate(f"rem.s{width} %d0, %a0, %a1;", a, b, result=width)
@@ -152,10 +161,14 @@ def test_byte_dot_products():
 
 def test_carry_chain_adds_128_bits():
     a0, a1, b0, b1 = (words(64, 1)[0] for _ in range(4))
-    low, high = evaluate("add.cc.u64 %d0, %a0, %a2; addc.u64 %d1, %a1, %a3;", a0, a1, b0, b1, result=64, outputs=2)
+    low, high = evaluate(
+        "add.cc.u64 %d0, %a0, %a2; addc.u64 %d1, %a1, %a3;", a0, a1, b0, b1, result=64, outputs=2
+    )
     for x0, x1, y0, y1, p, q in zip(*(v.tolist() for v in (a0, a1, b0, b1, low, high))):
         assert q << 64 | p == ((x1 << 64 | x0) + (y1 << 64 | y0)) & ((1 << 128) - 1)
-    low, high = evaluate("sub.cc.u64 %d0, %a0, %a2; subc.u64 %d1, %a1, %a3;", a0, a1, b0, b1, result=64, outputs=2)
+    low, high = evaluate(
+        "sub.cc.u64 %d0, %a0, %a2; subc.u64 %d1, %a1, %a3;", a0, a1, b0, b1, result=64, outputs=2
+    )
     for x0, x1, y0, y1, p, q in zip(*(v.tolist() for v in (a0, a1, b0, b1, low, high))):
         assert q << 64 | p == ((x1 << 64 | x0) - (y1 << 64 | y0)) & ((1 << 128) - 1)
 
@@ -163,6 +176,10 @@ def test_carry_chain_adds_128_bits():
 def test_conversions_saturate():
     values = words(32, 1)[0]
     got = evaluate("cvt.sat.s8.s32 %d0, %a0;", values, result=32)
-    assert [signed(v, 32) for v in got.tolist()] == [min(max(signed(v, 32), -128), 127) for v in values.tolist()]
-    got = evaluate("cvt.sat.u16.s32 %h, %a0; cvt.u32.u16 %d0, %h;", values, result=32, registers=".reg .b16 %h;")
+    assert [signed(v, 32) for v in got.tolist()] == [
+        min(max(signed(v, 32), -128), 127) for v in values.tolist()
+    ]
+    got = evaluate(
+        "cvt.sat.u16.s32 %h, %a0; cvt.u32.u16 %d0, %h;", values, result=32, registers=".reg .b16 %h;"
+    )
     assert got.tolist() == [min(max(signed(v, 32), 0), 65535) for v in values.tolist()]

@@ -16,7 +16,9 @@ mov.u32 %r0, %tid.x; ld.param.u64 %d0, [out]; mad.wide.u32 %d1, %r0, 4, %d0;
 
 
 def run(body: str, out, *args, block=(32,), grid=(1,), parameters=".param .u64 out", declarations="", **more):
-    return emulator.load(kernel(PROLOGUE + body, parameters, declarations)).launch("k", grid, block, [out, *args], **more)
+    return emulator.load(kernel(PROLOGUE + body, parameters, declarations)).launch(
+        "k", grid, block, [out, *args], **more
+    )
 
 
 def fault(kind: str, body: str, *args, **more) -> emulator.Fault:
@@ -46,8 +48,12 @@ def test_two_arrays_never_touch():
 
 def test_views_of_one_buffer_share_an_allocation():
     pool = np.zeros(96, np.uint32)
-    run("ld.param.u64 %d3, [other]; ld.global.b32 %r1, [%d3]; st.global.b32 [%d1+128], %r0;", pool[:32], pool[64:],
-        parameters=".param .u64 out, .param .u64 other")
+    run(
+        "ld.param.u64 %d3, [other]; ld.global.b32 %r1, [%d3]; st.global.b32 [%d1+128], %r0;",
+        pool[:32],
+        pool[64:],
+        parameters=".param .u64 out, .param .u64 other",
+    )
     assert (pool[32:64] == np.arange(32)).all()
 
 
@@ -88,13 +94,15 @@ def test_local_memory_is_private_and_poisoned():
 def test_generic_addresses_reach_every_space():
     declarations = ".const .align 4 .b32 table[4] = {10, 20, 30, 40};\n.global .align 4 .b32 counter = 7;"
     body = """.shared .align 4 .b8 s[128];
-    mov.u32 %r1, s; cvt.u64.u32 %d3, %r1; cvta.shared.u64 %d3, %d3; mad.wide.u32 %d3, %r0, 4, %d3; st.b32 [%d3], %r0;
+    mov.u32 %r1, s; cvt.u64.u32 %d3, %r1; cvta.shared.u64 %d3, %d3; mad.wide.u32 %d3, %r0, 4, %d3;
+    st.b32 [%d3], %r0;
     ld.b32 %r2, [%d3];
     mov.u64 %d4, table; cvta.const.u64 %d4, %d4; ld.b32 %r3, [%d4+8]; ld.const.b32 %r4, [table+4];
     mov.u64 %d5, counter; cvta.global.u64 %d5, %d5; ld.b32 %r5, [%d5];
     isspacep.shared %p1, %d3; isspacep.global %p2, %d5; isspacep.shared %p3, %d5;
     selp.b32 %r6, 1, 0, %p1; selp.b32 %r7, 10, 0, %p2; selp.b32 %r8, 100, 0, %p3;
-    add.u32 %r2, %r2, %r3; add.u32 %r2, %r2, %r4; add.u32 %r2, %r2, %r5; add.u32 %r2, %r2, %r6; add.u32 %r2, %r2, %r7;
+    add.u32 %r2, %r2, %r3; add.u32 %r2, %r2, %r4; add.u32 %r2, %r2, %r5; add.u32 %r2, %r2, %r6;
+    add.u32 %r2, %r2, %r7;
     add.u32 %r2, %r2, %r8; st.global.b32 [%d1], %r2;"""
     out = np.zeros(32, np.uint32)
     run(body, out, declarations=declarations)
@@ -114,9 +122,11 @@ def test_module_variables_keep_their_values_between_launches():
 
 def test_vectors_of_every_width():
     body = """ld.global.v2.b16 {%h1, %h2}, [%d0+4]; ld.global.v4.b8 {%h3, %h4, %h5, %h6}, [%d0+8];
-    ld.global.v2.b64 {%d3, %d4}, [%d0+16]; ld.global.v8.b32 {%r1, %r2, %r3, %r4, %r5, %r6, %r7, %r8}, [%d0+32];
+    ld.global.v2.b64 {%d3, %d4}, [%d0+16];
+    ld.global.v8.b32 {%r1, %r2, %r3, %r4, %r5, %r6, %r7, %r8}, [%d0+32];
     st.global.v2.b16 [%d0+68], {%h1, %h2}; st.global.v4.b8 [%d0+72], {%h3, %h4, %h5, %h6};
-    st.global.v2.b64 [%d0+80], {%d3, %d4}; st.global.v8.b32 [%d0+96], {%r1, %r2, %r3, %r4, %r5, %r6, %r7, %r8};"""
+    st.global.v2.b64 [%d0+80], {%d3, %d4};
+    st.global.v8.b32 [%d0+96], {%r1, %r2, %r3, %r4, %r5, %r6, %r7, %r8};"""
     out = np.random.default_rng().integers(0, 256, 128).astype(np.uint8)
     run(body, out, block=(1,))
     assert (out[68:76] == out[4:12]).all() and (out[80:128] == out[16:64]).all()
@@ -129,18 +139,34 @@ def test_signed_loads_extend():
     assert out[1:].tolist() == [0xFFFFFFFF, 0xFF, 0xFFFF80FF]
 
 
-@pytest.mark.parametrize("name,kind,function", [
-    ("add", "u32", lambda a, b: a + b), ("min", "s32", lambda a, b: min(np.int32(a), np.int32(b))),
-    ("max", "u32", max), ("and", "b32", lambda a, b: a & b), ("or", "b32", lambda a, b: a | b),
-    ("xor", "b32", lambda a, b: a ^ b), ("exch", "b32", lambda a, b: b),
-    ("inc", "u32", lambda a, b: 0 if a >= b else a + 1), ("dec", "u32", lambda a, b: b if a == 0 or a > b else a - 1),
-])
+@pytest.mark.parametrize(
+    "name,kind,function",
+    [
+        ("add", "u32", lambda a, b: a + b),
+        ("min", "s32", lambda a, b: min(np.int32(a), np.int32(b))),
+        ("max", "u32", max),
+        ("and", "b32", lambda a, b: a & b),
+        ("or", "b32", lambda a, b: a | b),
+        ("xor", "b32", lambda a, b: a ^ b),
+        ("exch", "b32", lambda a, b: b),
+        ("inc", "u32", lambda a, b: 0 if a >= b else a + 1),
+        ("dec", "u32", lambda a, b: b if a == 0 or a > b else a - 1),
+    ],
+)
 def test_integer_atomics(name, kind, function):
     out = np.array([np.random.default_rng().integers(0, 1 << 32)], np.uint32)
     operand = int(np.random.default_rng().integers(0, 1 << 32))
-    expected = int(np.uint32(np.int64(function(int(out[0]) if name != "min" else out[0].astype(np.int64).astype(np.int32),
-                                               operand if name != "min" else np.uint32(operand).astype(np.int32)))
-                             & 0xFFFFFFFF))
+    expected = int(
+        np.uint32(
+            np.int64(
+                function(
+                    int(out[0]) if name != "min" else out[0].astype(np.int64).astype(np.int32),
+                    operand if name != "min" else np.uint32(operand).astype(np.int32),
+                )
+            )
+            & 0xFFFFFFFF
+        )
+    )
     run(f"mov.u32 %r1, {operand:#x}; red.global.{name}.{kind} [%d0], %r1;" if name != "exch" else
         f"mov.u32 %r1, {operand:#x}; atom.global.exch.b32 %r2, [%d0], %r1;", out, block=(1,))
     assert int(out[0]) == expected
@@ -148,8 +174,12 @@ def test_integer_atomics(name, kind, function):
 
 def test_packed_and_vector_float_atomics():
     out = np.array([1.5, 2.5, 3.5, 4.5], np.float32)
-    run("mov.f32 %f1, 0f3F800000; mov.f32 %f2, 0f40000000; red.global.add.v4.f32 [%d0], {%f1, %f2, %f1, %f2};", out,
-        block=(1,))
+    run(
+        "mov.f32 %f1, 0f3F800000; mov.f32 %f2, 0f40000000;"
+        "red.global.add.v4.f32 [%d0], {%f1, %f2, %f1, %f2};",
+        out,
+        block=(1,),
+    )
     assert out.tolist() == [2.5, 4.5, 4.5, 6.5]
     halves = np.array([1.0, -2.0], np.float16)
     run("mov.b32 %r1, 0x3C003C00; red.global.add.noftz.f16x2 [%d0], %r1;", halves, block=(8,))
@@ -164,7 +194,8 @@ def test_compare_and_swap_returns_the_old_value():
 
 
 def test_parameters_by_value_and_their_limits():
-    body = """ld.param.v2.b32 {%r1, %r2}, [s+8]; ld.param.s8 %r3, [c]; add.u32 %r1, %r1, %r2; add.u32 %r1, %r1, %r3;
+    body = """ld.param.v2.b32 {%r1, %r2}, [s+8]; ld.param.s8 %r3, [c]; add.u32 %r1, %r1, %r2;
+    add.u32 %r1, %r1, %r3;
     st.global.b32 [%d0], %r1;"""
     parameters = ".param .u64 out, .param .align 8 .b8 s[16], .param .s8 c"
     out = np.zeros(1, np.int32)
@@ -196,8 +227,13 @@ def test_writes_to_constant_memory_are_refused():
     declarations = ".const .align 4 .b32 table[4];"
     with pytest.raises(emulator.PtxSyntaxError, match="cannot be written"):
         run("st.const.b32 [table], %r0;", np.zeros(1, np.uint32), declarations=declarations)
-    fault("read-only", "mov.u64 %d3, table; cvta.const.u64 %d3, %d3; st.b32 [%d3], %r0;", np.zeros(1, np.uint32),
-          declarations=declarations, block=(1,))
+    fault(
+        "read-only",
+        "mov.u64 %d3, table; cvta.const.u64 %d3, %d3; st.b32 [%d3], %r0;",
+        np.zeros(1, np.uint32),
+        declarations=declarations,
+        block=(1,),
+    )
 
 
 def test_bank_conflicts_are_counted():

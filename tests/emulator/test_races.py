@@ -1,4 +1,4 @@
-"""Data races: every checker speaks on a planted race and stays silent on its correct twin, whatever the schedule."""
+"""Data races: checkers speak on a planted race and are silent on its correct twin, whatever the schedule."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def launch(source: str, *args, grid=(1,), block=(128,), schedule=("random", 0), 
 
 
 def assert_race_and_silent_twin(source: str, mark: str, fix: str, make_args, kinds=("race",), **more) -> None:
-    """`mark` in the source is replaced by nothing (the fault must be found) and by `fix` (it must be silent)."""
+    """`mark` in the source becomes nothing (the fault must be found) and `fix` (it must be silent)."""
     broken = emulator.compile(source.replace(mark, ""), "sm_90a")
     correct = emulator.compile(source.replace(mark, fix), "sm_90a")
     for name, seed in SCHEDULES:
@@ -52,8 +52,9 @@ def test_missing_barrier_before_shared_memory_is_reused():
       }
       out[threadIdx.x] = total;
     }"""
-    assert_race_and_silent_twin(source, "BARRIER", "__syncthreads();", lambda: [np.zeros(128, np.int32)], grid=(1,),
-                                block=(128,))
+    assert_race_and_silent_twin(
+        source, "BARRIER", "__syncthreads();", lambda: [np.zeros(128, np.int32)], grid=(1,), block=(128,)
+    )
 
 
 def test_two_warps_write_the_same_global_word():
@@ -72,12 +73,26 @@ def test_two_warps_write_the_same_global_word():
 
 
 def test_ctas_race_on_global_memory():
-    source = """extern "C" __global__ void k(int* out) { out[threadIdx.x + blockIdx.x * STEP] = blockIdx.x; }"""
+    source = (
+        """extern "C" __global__ void k(int* out) { out[threadIdx.x + blockIdx.x * STEP] = blockIdx.x; }"""
+    )
     for name, seed in SCHEDULES:
         with pytest.raises(emulator.Fault) as caught:
-            launch(source.replace("STEP", "31"), np.zeros(128, np.int32), grid=(4,), block=(32,), schedule=(name, seed))
+            launch(
+                source.replace("STEP", "31"),
+                np.zeros(128, np.int32),
+                grid=(4,),
+                block=(32,),
+                schedule=(name, seed),
+            )
         assert caught.value.kind == "race" and "an earlier CTA" in str(caught.value)
-        launch(source.replace("STEP", "32"), np.zeros(128, np.int32), grid=(4,), block=(32,), schedule=(name, seed))
+        launch(
+            source.replace("STEP", "32"),
+            np.zeros(128, np.int32),
+            grid=(4,),
+            block=(32,),
+            schedule=(name, seed),
+        )
 
 
 LAST_BLOCK = """
@@ -91,7 +106,8 @@ extern "C" __global__ void k(const float* x, float* partial, unsigned* counter, 
   __syncthreads();
   if (last) {
     ACQUIRE
-    if (threadIdx.x == 0) { float sum = 0; for (int i = 0; i < gridDim.x; ++i) sum += partial[i]; *out = sum; }
+    if (threadIdx.x == 0) { float sum = 0; for (int i = 0; i < gridDim.x; ++i) sum += partial[i];
+    *out = sum; }
   }
 }"""
 
@@ -100,7 +116,11 @@ extern "C" __global__ void k(const float* x, float* partial, unsigned* counter, 
 @pytest.mark.parametrize("concurrent", [1, 3])
 def test_the_last_block_pattern_needs_both_fences(missing, concurrent):
     correct = LAST_BLOCK.replace("RELEASE", "__threadfence();").replace("ACQUIRE", "__threadfence();")
-    broken = LAST_BLOCK.replace(missing, "").replace("RELEASE", "__threadfence();").replace("ACQUIRE", "__threadfence();")
+    broken = (
+        LAST_BLOCK.replace(missing, "")
+        .replace("RELEASE", "__threadfence();")
+        .replace("ACQUIRE", "__threadfence();")
+    )
     x = np.arange(6, dtype=np.float32)
 
     def args():
@@ -108,10 +128,14 @@ def test_the_last_block_pattern_needs_both_fences(missing, concurrent):
 
     for name, seed in SCHEDULES[:6]:
         values = args()
-        launch(correct, *values, grid=(6,), block=(64,), schedule=(name, seed), concurrent_clusters=concurrent)
+        launch(
+            correct, *values, grid=(6,), block=(64,), schedule=(name, seed), concurrent_clusters=concurrent
+        )
         assert values[3][0] == 30
         with pytest.raises(emulator.Fault) as caught:
-            launch(broken, *args(), grid=(6,), block=(64,), schedule=(name, seed), concurrent_clusters=concurrent)
+            launch(
+                broken, *args(), grid=(6,), block=(64,), schedule=(name, seed), concurrent_clusters=concurrent
+            )
         assert caught.value.kind == "race"
 
 
@@ -122,7 +146,9 @@ def test_a_flag_in_global_memory_orders_what_was_written_before():
         int one = 1; asm volatile("st.STORE.gpu.global.s32 [%0], %1;" :: "l"(flag), "r"(one) : "memory");
       } else if (threadIdx.x == 32) {
         int seen;
-        do { asm volatile("ld.LOAD.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory"); } while (!seen);
+        do {
+          asm volatile("ld.LOAD.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
+        } while (!seen);
         out[0] = data[0];
       }
     }"""
@@ -157,7 +183,8 @@ def test_named_barriers_order_producer_and_consumer():
 
 
 def test_equal_values_stored_twice_are_no_race():
-    source = """extern "C" __global__ void k(int* out) { __shared__ int s[8]; s[threadIdx.x % 8] = 3; __syncthreads();
+    source = """extern "C" __global__ void k(int* out) { __shared__ int s[8];
+      s[threadIdx.x % 8] = 3; __syncthreads();
       out[threadIdx.x % 8] = s[threadIdx.x % 8]; }"""
     for schedule in SCHEDULES:
         out = np.zeros(8, np.int32)
@@ -189,7 +216,8 @@ def test_results_do_not_depend_on_the_schedule():
       float v = 0;
       for (int i = blockIdx.x * 128 + threadIdx.x; i < n; i += 128 * gridDim.x) v += x[i];
       s[threadIdx.x] = v; __syncthreads();
-      for (int k = 64; k; k >>= 1) { if (threadIdx.x < k) s[threadIdx.x] += s[threadIdx.x + k]; __syncthreads(); }
+      for (int k = 64; k; k >>= 1) { if (threadIdx.x < k) s[threadIdx.x] += s[threadIdx.x + k];
+      __syncthreads(); }
       if (threadIdx.x == 0) out[blockIdx.x] = s[0];
     }"""
     x = np.random.default_rng().standard_normal(5000).astype(np.float32)

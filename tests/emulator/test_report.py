@@ -73,9 +73,27 @@ def test_a_report_exists_after_a_fault(module):
 def test_command_line(tmp_path):
     path = tmp_path / "kernel.cu"
     path.write_text(SOURCE)
-    run = CliRunner().invoke(command, [str(path), "f32[256]:random", "f32[32]", "i32=256", "--block", "64", "--arch",
-                                       "sm_90a", "--seeds", "2", "--lines", "2", "--save", f"1={tmp_path / 'out.npy'}",
-                                       "--trace", str(tmp_path / "t.json")])
+    run = CliRunner().invoke(
+        command,
+        [
+            str(path),
+            "f32[256]:random",
+            "f32[32]",
+            "i32=256",
+            "--block",
+            "64",
+            "--arch",
+            "sm_90a",
+            "--seeds",
+            "2",
+            "--lines",
+            "2",
+            "--save",
+            f"1={tmp_path / 'out.npy'}",
+            "--trace",
+            str(tmp_path / "t.json"),
+        ],
+    )
     assert run.exit_code == 0, run.output
     assert "k: " in run.output and "most executed" in run.output
     assert np.load(tmp_path / "out.npy").any() and (tmp_path / "t.json").exists()
@@ -84,7 +102,9 @@ def test_command_line(tmp_path):
 def test_command_line_reports_faults_and_bad_arguments(tmp_path):
     path = tmp_path / "kernel.cu"
     path.write_text(SOURCE)
-    run = CliRunner().invoke(command, [str(path), "f32[16]", "f32[32]", "i32=256", "--block", "64", "--arch", "sm_90a"])
+    run = CliRunner().invoke(
+        command, [str(path), "f32[16]", "f32[32]", "i32=256", "--block", "64", "--arch", "sm_90a"]
+    )
     assert run.exit_code == 1 and "out-of-bounds" in run.output
     run = CliRunner().invoke(command, [str(path), "f32{16}", "f32[32]", "i32=256", "--block", "64"])
     assert run.exit_code != 0 and "expected f32[1024]" in run.output

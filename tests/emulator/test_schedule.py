@@ -10,7 +10,8 @@ from msa_cudacore.ptx import emulator
 from .snippet import kernel
 
 COPY = """
-.reg .b32 %r<9>; .reg .b64 %d<4>; .reg .pred %p<4>; .shared .align 128 .b8 data[128]; .shared .align 8 .b64 bar;
+.reg .b32 %r<9>; .reg .b64 %d<4>; .reg .pred %p<4>; .shared .align 128 .b8 data[128];
+.shared .align 8 .b64 bar;
 ld.param.u64 %d0, [x]; ld.param.u64 %d1, [out]; mov.u32 %r0, data; mov.u32 %r1, bar;
 mbarrier.init.shared::cta.b64 [%r1], 1; fence.proxy.async.shared::cta;
 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r1], 128;
@@ -43,7 +44,8 @@ def test_a_copy_is_waited_for_in_every_schedule(schedule, wait):
 
 RING = """
 .reg .b32 %r<9>; .reg .b64 %d<4>; .reg .pred %p<4>;
-ld.param.u64 %d0, [flags]; mov.u32 %r0, %ctaid.x; mov.u32 %r1, %nctaid.x; add.u32 %r2, %r0, 1; sub.u32 %r3, %r1, 1;
+ld.param.u64 %d0, [flags]; mov.u32 %r0, %ctaid.x; mov.u32 %r1, %nctaid.x; add.u32 %r2, %r0, 1;
+sub.u32 %r3, %r1, 1;
 mad.wide.u32 %d1, %r0, 4, %d0;
 setp.eq.u32 %p1, %r0, %r3; @%p1 bra SET;
 SPIN: ld.acquire.gpu.global.b32 %r4, [%d1+4]; setp.eq.u32 %p2, %r4, 0; @%p2 bra SPIN;
@@ -63,7 +65,7 @@ def test_ctas_that_wait_for_each_other_need_to_be_resident():
 
 
 def test_a_launch_leaves_nothing_behind_for_the_next():
-    """Clocks run on across launches: what one launch did to memory that is mapped again is no race in the next."""
+    """Clocks run on across launches: what one launch did to memory is no race in the next."""
     module = emulator.load(kernel("""
     .reg .b32 %r<4>; .reg .b64 %d<3>; .shared .align 4 .b8 s[256];
     ld.param.u64 %d0, [out]; mov.u32 %r0, %tid.x; mad.wide.u32 %d1, %r0, 4, %d0; mov.u32 %r1, s;
