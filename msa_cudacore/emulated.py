@@ -16,9 +16,9 @@ from .launch.device import DeviceFacts
 from .program import Bound, Plan
 
 if TYPE_CHECKING:
-    from .ptx.emulator import Checks, Report
+    from .ptx.emulator import Checks, Memory, Report
 
-__all__ = ["EmulatedProgram", "launch"]
+__all__ = ["EmulatedProgram", "launch", "memory_of", "pointer_argument"]
 
 ARCHITECTURE = "sm_100a"
 MULTIPROCESSORS = 148
@@ -54,29 +54,39 @@ def launch(
     msa_cudacore.ptx.emulator.Fault
         The kernel broke a rule of the machine.
     """
-    from .ptx.emulator import Memory
-
-    memory = Memory()
-    tensors = (*call.inputs, call.out, call.lse)
-    for low, high in _regions(tensors):
-        memory.map(_bytes(low, high))
     k_map, v_map = (tiles.for_emulator(_bytes(tiles.pointer, tiles.pointer + 1)) for tiles in tensor_maps(call))
-    pointers = (call.q, call.k_scale, call.v_scale, call.q2k_indices, call.page_table, call.seqused_k, call.out, call.lse)
-    # An empty tensor has no bytes to point at; nothing is read through it.
-    arrays = [_bytes(tensor.pointer, tensor.pointer + 1) if tensor.elements else None for tensor in pointers]
+    tensors = (
+        call.q, call.k_scale, call.v_scale, call.q2k_indices, call.page_table, call.seqused_k, call.out, call.lse,
+    )
+    arrays = [pointer_argument(tensor) for tensor in tensors]
     return _module(configuration.constants).launch(
         ENTRY,
         (configuration.ctas,),
         (configuration.block,),
-        [k_map, v_map, *arrays, *kernel_arguments(call, configuration)[len(pointers) :]],
+        [k_map, v_map, *arrays, *kernel_arguments(call, configuration)[len(tensors) :]],
         cluster=(configuration.splits,) if configuration.splits > 1 else None,
         shared_bytes=configuration.shared_bytes,
         schedule=schedule,
         seed=seed,
         checks=checks,
         trace=trace,
-        memory=memory,
+        memory=memory_of(call),
     )
+
+
+def memory_of(call: Call) -> Memory:
+    """Global memory of the emulator that holds the tensors of a call on host arrays, in place."""
+    from .ptx.emulator import Memory
+
+    memory = Memory()
+    for low, high in _regions((*call.inputs, call.out, call.lse)):
+        memory.map(_bytes(low, high))
+    return memory
+
+
+def pointer_argument(tensor: Tensor) -> np.ndarray | None:
+    """A tensor as the emulator takes a pointer; an empty one has no bytes to point at, nothing is read through it."""
+    return _bytes(tensor.pointer, tensor.pointer + 1) if tensor.elements else None
 
 
 def _regions(tensors: tuple[Tensor, ...]) -> list[tuple[int, int]]:
