@@ -12,7 +12,7 @@ from . import pool
 from .bitcast import U0, load8, load64, store8
 from .clocks import K_EPOCH, K_START
 from .jit import compiled
-from .lanes_memory import fault, find_allocation, touch_global, touch_shared, unordered
+from .lanes_memory import fault, find_allocation, touch_global, touch_shared
 
 _GUARD = 1 << 16
 _ALIGN = 512
@@ -289,68 +289,6 @@ def move_global(A, VC, K, OUT, addresses, data, slot, pc, writes, races, asynchr
             else:
                 data[k, i] = np.uint8(load8(host + np.uint64(i)))
     return 0
-
-
-@compiled
-def touch_shadow(cells, readers, VC, K, OUT, granules, slot, pc, writes):
-    """The happens-before rule on a memory of its own: `cells` [G], `readers` [slots, G]. Returns a fault
-    code."""
-    stamp = (np.uint64(VC[slot, slot]) << np.uint64(36)) | (np.uint64(slot) << np.uint64(24)) | (
-        np.uint64(pc) << np.uint64(5)) | np.uint64(15)
-    for k in range(granules.shape[0]):
-        g = granules[k]
-        if cells[g] != U0 and unordered(cells[g], np.uint64(15), False, slot, VC, K, True):
-            return fault(OUT, L.F_RACE_WRITE, 0, g, cells[g], 0)
-        if writes:
-            for other in range(readers.shape[0]):
-                if other != slot and readers[other, g] != U0 and unordered(
-                        readers[other, g], np.uint64(15), False, slot, VC, K, True):
-                    return fault(OUT, L.F_RACE_READ, 0, g, readers[other, g], 0)
-    for k in range(granules.shape[0]):
-        if writes:
-            cells[granules[k]] = stamp
-        else:
-            readers[slot, granules[k]] = stamp
-    return 0
-
-
-class Shadow:
-    """Happens-before cells for a memory that is neither global nor shared (tensor memory): one cell a
-    granule."""
-
-    def __init__(self, granules: int, clocks) -> None:
-        self.clocks = clocks
-        self.cells = np.zeros(granules, np.uint64)
-        self.readers = np.zeros((clocks.slots, granules), np.uint64)
-        self.out = np.zeros(L.OUT_COLUMNS, np.int64)
-
-    def _touch(self, agent, granules, writes: bool, what) -> None:
-        granules = np.ascontiguousarray(granules, np.int64).ravel()
-        code = touch_shadow(
-            self.cells,
-            self.readers,
-            self.clocks.VC,
-            self.clocks.K,
-            self.out,
-            granules,
-            agent.slot,
-            agent.pc,
-            writes,
-        )
-        if code:
-            agent.race(self.out, what(int(self.out[L.OUT_ADDRESS])), "write" if writes else "read")
-
-    def read(self, agent, granules, what=str) -> None:
-        """Check and record a read of `granules`; `what(granule)` names one in a message."""
-        self._touch(agent, granules, False, what)
-
-    def write(self, agent, granules, what=str) -> None:
-        self._touch(agent, granules, True, what)
-
-    def forget(self, granules) -> None:
-        """The granules start a new life (allocation): earlier accesses no longer matter."""
-        self.cells[granules] = 0
-        self.readers[:, granules] = 0
 
 
 class Access:

@@ -83,7 +83,6 @@ class Report:
         per_line: dict[int, LineCount] = {}
         shared_rows: dict[int, int] = {}
         warps = np.zeros(counts.shape[1] - 3, np.int64)
-        seen: set[int] = set()
         for pc in np.flatnonzero(counts[:, 0]):
             instruction = self.decoded.instructions[pc]
             if instruction is None:

@@ -41,7 +41,7 @@ from .snippet import HEADER, kernel
 def test_unknown_text_is_refused_with_its_line(line, message):
     text = (
         HEADER
-        + f".visible .entry k() {{\n.reg .b32 %r<9>; .reg .b64 %d<3>; .reg .f32 %f<3>;"
+        + ".visible .entry k() {\n.reg .b32 %r<9>; .reg .b64 %d<3>; .reg .f32 %f<3>;"
         + f" .reg .pred %p<3>;\n{line}\nret; }}"
     )
     with pytest.raises(emulator.PtxSyntaxError) as caught:
