@@ -1,0 +1,562 @@
+"""The portable program in the emulator, with every checker on: each configuration, every order of events.
+
+`python tests/test_portable_emulated.py [problems] [seed]` runs the long sweep: random problems over all
+configurations and architectures.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from msa_cudacore import emulated
+from msa_cudacore.cases import BF16, Case, random_case
+from msa_cudacore.contract import Problem, validate
+from msa_cudacore.exact_cases import exact_cases, fixture, odd_stride_cases
+from msa_cudacore.launch.device import DeviceFacts
+from msa_cudacore.nvfp4 import as_bytes, dequantize, quantize, swizzle_v_scales, unswizzle_v_scales
+from msa_cudacore.portable import Configuration, choose_configuration, exact_arch, kernel_arguments, source
+from msa_cudacore.reference import Report, compare
+
+pytest.importorskip("numba")
+
+EXACT = {case.name: case for case in (*exact_cases(), *odd_stride_cases())}
+SCHEDULES = (("eager", 0), ("late", 0), ("random", 1))
+
+
+# ---- Programs
+
+
+@dataclass(frozen=True)
+class Program:
+    """A configuration compiled for an architecture; `multiprocessors` spreads items where they have slots."""
+
+    configuration: Configuration
+    arch: str
+    multiprocessors: int = 2
+
+    def __str__(self) -> str:
+        c = self.configuration
+        merge = "" if c.splits == 1 else "-cluster" if c.cluster_merge else "-workspace"
+        kind = "-table" if c.table else "-cooperative" if c.cooperative else ""
+        return (
+            f"{self.arch}-items{c.item_slots}-pages{c.page_slots}x{c.warps_per_page}-splits{c.splits}"
+            f"{merge}{kind}-ids{32 * c.ids_per_lane}"
+        )
+
+
+def device(capability: tuple[int, int], multiprocessors: int) -> DeviceFacts:
+    shared = {(8, 0): 163, (9, 0): 227, (10, 0): 227}.get(capability, 99) * 1024
+    return DeviceFacts(0, "a part", capability, multiprocessors, shared, shared + 1024, capability[0] >= 9)
+
+
+DEVICES = [
+    device(*part)
+    for part in (
+        ((8, 0), 108), ((8, 6), 84), ((8, 9), 128), ((9, 0), 132), ((9, 0), 78), ((10, 0), 148),
+        ((12, 0), 170),
+    )
+]
+
+
+@functools.lru_cache(maxsize=None)
+def choices() -> dict[Configuration, tuple[str, ...]]:
+    """Every configuration that a problem on some part comes to, and the architectures on which it does."""
+    found: dict[Configuration, set[str]] = {}
+    topks, pages, splits = (1, 2, 3, 5, 9, 64), (1, 2, 3, 5, 9), (None, 1, 2, 4, 8)
+    items = (1, 2, 5, 8, 9, 16, 17, 24, 33, 40, 60, 64, 72, 80, 100, 128, 140, 200, 280, 400)
+    for facts, topk, max_pages, count, factor in itertools.product(DEVICES, topks, pages, items, splits):
+        problem = Problem(count, 1, 4, 1, topk, max_pages, 1)
+        choice = choose_configuration(problem, facts, factor)
+        found.setdefault(choice, set()).add(exact_arch(facts.compute_capability))
+    return {choice: tuple(sorted(found[choice])) for choice in sorted(found, key=str)}
+
+
+def families() -> list[Program]:
+    """Each choice once but for the id width and the architecture, which change from one to the next."""
+    kinds = dict.fromkeys(replace(choice, ids_per_lane=1) for choice in choices())
+    programs = []
+    for number, kind in enumerate(kinds):
+        chosen = replace(kind, ids_per_lane=1 + number % 2)
+        archs = choices()[chosen]
+        programs.append(Program(chosen, archs[number % len(archs)]))
+    return programs
+
+
+FAMILIES = families()
+
+KINDS = [
+    Program(Configuration(1, 1, False, 1), "sm_80"),
+    Program(Configuration(2, 1, False, 1, item_slots=2, table=True), "sm_90a"),
+    Program(Configuration(2, 2, True, 1, warps_per_page=8), "sm_100a"),
+    Program(Configuration(1, 2, True, 1, cooperative=True), "sm_90a"),
+    Program(Configuration(1, 2, False, 1, cooperative=True), "sm_86"),
+    Program(Configuration(1, 4, False, 1), "sm_89"),
+]
+"""One program for each way through the kernel, for problems that try its arithmetic."""
+
+
+@given(
+    facts=st.sampled_from(DEVICES), batch=st.integers(1, 600), kv_heads=st.integers(1, 8),
+    topk=st.integers(1, 64), max_pages=st.integers(1, 500), splits=st.sampled_from((None, 1, 2, 4, 8)),
+)
+def test_every_choice_is_among_the_programs_here(facts, batch, kv_heads, topk, max_pages, splits):
+    problem = Problem(batch, 1, 4 * kv_heads, kv_heads, topk, max_pages, 1)
+    choice = choose_configuration(problem, facts, splits)
+    assert exact_arch(facts.compute_capability) in choices()[choice]
+
+
+@functools.lru_cache(maxsize=None)
+def module(text: str, arch: str) -> Any:
+    from msa_cudacore.ptx import emulator
+    from msa_cudacore.ptx.nvrtc import compile_ptx
+
+    return emulator.load(compile_ptx(text, arch, name="portable.cu", lineinfo=True))
+
+
+def launch(
+    case: Case, program: Program, schedule: str = "random", seed: int = 0, text: str | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Run once into poisoned outputs, from a poisoned workspace: (out, lse). `text` replaces the source."""
+    call = validate(**case.arguments(), out=None, lse=None, bf16_as_uint16=False)
+    out, lse = call.out.owner, call.lse.owner
+    out[...], lse[...] = np.nan, np.nan
+    configuration, items = program.configuration, call.problem.items
+    tensors = (
+        call.q, call.k, call.v, call.k_scale, call.v_scale, call.q2k_indices, call.page_table, call.seqused_k,
+        call.out, call.lse,
+    )
+    workspace = np.full(configuration.workspace_bytes(call.problem), 0xFF, np.uint8)
+    arguments = [
+        *map(emulated.pointer_argument, tensors),
+        workspace if workspace.size else None,
+        *kernel_arguments(call, 0)[len(tensors) + 1 :],
+    ]
+    kernels = module(text or source(configuration), program.arch)
+    order: dict[str, Any] = {"schedule": schedule, "seed": seed, "memory": emulated.memory_of(call)}
+    kernels.launch(
+        "msa_decode",
+        (configuration.ctas(items, program.multiprocessors),),
+        (configuration.block,),
+        arguments,
+        cluster=(configuration.splits,) if configuration.cluster_merge else None,
+        shared_bytes=configuration.shared_bytes,
+        **order,
+    )
+    if configuration.splits > 1 and not configuration.cluster_merge:
+        kernels.launch("msa_merge", (items,), (128,), arguments, **order)
+    return out, lse
+
+
+def judge(case: Case, out: np.ndarray, lse: np.ndarray) -> Report:
+    exact = (case.expected_out, case.expected_lse) if case.expected_out is not None else case.exact()
+    return compare(out, lse, *exact)
+
+
+def check(case: Case, program: Program, schedule: str = "random", seed: int = 0) -> Report:
+    report = judge(case, *launch(case, program, schedule, seed))
+    assert report, f"{case}, {program}, {schedule} {seed}: {report}"
+    return report
+
+
+def bits(results: tuple[np.ndarray, np.ndarray]) -> tuple[bytes, bytes]:
+    return tuple(array.tobytes() for array in results)
+
+
+# ---- Every configuration
+
+
+def fitting_case(rng: np.random.Generator, program: Program, most_ctas: int = 8, **options: Any) -> Case:
+    """A hostile random problem of few CTAs, with a top-k that the program's id width serves."""
+    wide = program.configuration.ids_per_lane == 2
+    options.setdefault("topk", int(rng.choice([33, 40, 64] if wide else [1, 2, 3, 7, 8, 15, 16, 16, 17, 32])))
+    most = max(most_ctas // program.configuration.splits, 1)
+    kv_heads = int(rng.choice([n for n in (1, 2, 3) if n <= most]))
+    seqlen_q = int(rng.choice([n for n in (1, 1, 2, 3, 5) if n * kv_heads <= most]))
+    options = {"num_kv_heads": kv_heads, "seqlen_q": seqlen_q, "work": 30} | options
+    case = random_case(rng, **options)
+    while case.batch * case.seqlen_q * case.num_kv_heads > most or case.page_table.size > 40:
+        case = random_case(rng, **options)
+    return case
+
+
+@pytest.mark.parametrize("program", FAMILIES, ids=str)
+def test_random_problems(program, rng):
+    case = fitting_case(rng, program)
+    spread = replace(program, multiprocessors=int(rng.integers(1, 9)))
+    schedule = str(rng.choice(["random", "random", "eager", "late"]))
+    check(case, spread, schedule, int(rng.integers(2**31)))
+
+
+@pytest.mark.parametrize("program", FAMILIES, ids=str)
+def test_every_order_of_events_gives_the_same_bits(program, rng):
+    kv_heads = 3 if program.configuration.item_slots > 1 else 1
+    case = fitting_case(rng, program, num_kv_heads=kv_heads, seqlen_q=1, lengths=[700], max_pages=7)
+    results = {bits(launch(case, program, schedule, seed)) for schedule, seed in SCHEDULES}
+    assert len(results) == 1
+    check(case, program, "random", 2)
+
+
+@pytest.mark.parametrize(("number", "name"), list(enumerate(EXACT)), ids=list(EXACT))
+def test_exact_answers(number, name):
+    narrow = [p for p in FAMILIES if p.configuration.splits <= 4]
+    case = EXACT[name]
+    fitting = [p for p in narrow if 32 * p.configuration.ids_per_lane >= case.q2k_indices.shape[-1]]
+    check(case, fitting[number % len(fitting)], seed=number)
+
+
+@pytest.mark.parametrize("facts", [device((8, 0), 108), device((9, 0), 132)], ids=("workspace", "cluster"))
+@pytest.mark.parametrize("splits", [1, 2, 4, 8])
+def test_with_fixed_splits_a_row_is_the_same_in_every_batch(facts, splits, rng):
+    case = random_case(rng, batch=3, seqlen_q=1, num_kv_heads=1, topk=6, lengths=[300, 520, 7], max_pages=6)
+    together = launch(case, fixed(case, facts, splits))
+    for request in range(case.batch):
+        alone = replace(
+            case,
+            q=case.q[request : request + 1],
+            q2k_indices=case.q2k_indices[:, request : request + 1],
+            page_table=case.page_table[request : request + 1],
+            seqused_k=case.seqused_k[request : request + 1],
+        )
+        results = launch(alone, fixed(alone, facts, splits))
+        assert bits(results) == bits(tuple(array[request : request + 1] for array in together))
+
+
+def fixed(case: Case, facts: DeviceFacts, splits: int | None) -> Program:
+    problem = validate(**case.arguments(), out=None, lse=None, bf16_as_uint16=False).problem
+    choice = choose_configuration(problem, facts, splits)
+    return Program(choice, exact_arch(facts.compute_capability), facts.multiprocessors)
+
+
+# ---- Hard arithmetic
+
+
+def few_pages(rng: np.random.Generator, sizes: list[float], group: int = 3) -> Case:
+    """Keys of page p are `sizes[p]` times a unit normal: the largest score moves from page to page."""
+    pages, tokens = len(sizes), 128 * len(sizes)
+    keys = rng.normal(size=(pages, 1, 128, 128)) * np.reshape(sizes, (-1, 1, 1, 1))
+    (k, k_scale), (v, v_scale) = (quantize(x, 1.0) for x in (keys, rng.normal(size=keys.shape)))
+    return Case(
+        q=(rng.normal(size=(1, group, 128)) * 8).astype(BF16),
+        k=k, v=v, k_scale=k_scale, v_scale=swizzle_v_scales(v_scale),
+        q2k_indices=np.arange(pages, dtype=np.int32).reshape(1, 1, -1),
+        page_table=np.arange(pages, dtype=np.int32)[None],
+        seqused_k=np.array([tokens - 3], np.int32),
+        name=f"pages of sizes {sizes}",
+        # A sharp row is one row of V: without this factor a bfloat16 row, and its rounding floor would be 0.
+        v_global_scale=0.7,
+    )
+
+
+def attention_sink(rng: np.random.Generator, gap: float) -> Case:
+    """One key outweighs the others by exp(gap) and has no value: only the small weights make the result."""
+    case = random_case(
+        rng, hostile=False, group=16, num_kv_heads=1, seqlen_q=1, topk=6, lengths=[768], score_deviation=0.5
+    )
+    case.q2k_indices[...] = np.arange(6)
+    sink = case.page_table[0, 0], 0, 0
+    case.k[..., 0] &= 0xF0  # dim 0 tells the sink from the others
+    case.k[sink][0] |= 7
+    case.k_scale.view(np.uint8)[sink][0] = 0x38
+    case.v[sink] = 0
+    scale = 128**-0.5 if case.softmax_scale is None else case.softmax_scale
+    case.q[..., 0] = gap / (6 * scale * case.k_global_scale)
+    return case
+
+
+def zero_queries(rng: np.random.Generator) -> Case:
+    """Scores of zero under about the smallest scale that is accepted: no factor of it makes a NaN."""
+    case = few_pages(rng, [0.25] * 3)
+    return replace(case, q=np.zeros_like(case.q), softmax_scale=1e-38, name="zero queries")
+
+
+def moved_queries(rng: np.random.Generator, exponent: int) -> Case:
+    """A power of two moved between q and the scale changes nothing."""
+    case = few_pages(rng, [0.25] * 3)
+    q = (case.q.astype(np.float32) * np.float32(2.0**exponent)).astype(BF16)
+    return replace(case, q=q, softmax_scale=128**-0.5 * 2.0**-exponent, name=f"queries times 2^{exponent}")
+
+
+def mixed_queries(rng: np.random.Generator) -> Case:
+    """Heads of one item from subnormal to huge, one of them zero: each has a scale of its own."""
+    case = few_pages(rng, [0.25] * 3, group=7)
+    q = case.q.astype(np.float32)
+    q[0] *= np.array([2.0**-130, 2.0**-60, 2.0**-20, 0, 1, 2.0**4, 2.0**6], np.float32)[:, None]
+    return replace(case, q=q.astype(BF16), name="heads of all sizes")
+
+
+def far_logits(rng: np.random.Generator, exponent: int) -> Case:
+    """Logits of about 2^exponent whose scores are small integers: softmax sees ties, and nothing else."""
+    case = few_pages(rng, [1.0] * 4)
+    k_scale = np.full_like(case.k_scale, 0x38)
+    q = np.zeros(case.q.shape, np.float32)
+    q[0, :, :2] = [[1, 1], [-1, 2], [0.5, 0]]
+    scale = 2.0 ** min(exponent - 4, 60)
+    q *= 2.0 ** (exponent - 4) / scale
+    name = f"logits of 2^{exponent}"
+    return replace(case, q=q.astype(BF16), k_scale=k_scale, softmax_scale=scale, name=name)
+
+
+def outlier(rng: np.random.Generator, factor: float) -> Case:
+    """One channel dwarfs the others and meets keys that are zero there."""
+    case = few_pages(rng, [0.25] * 2)
+    q = case.q.astype(np.float64)
+    q[..., 5] *= factor
+    case.k[..., 2] &= 0x0F  # dim 5 is the high nibble of byte 2
+    return replace(case, q=q.astype(BF16), name=f"an outlier of {factor:g}")
+
+
+HARD = {
+    "sink 4": functools.partial(attention_sink, gap=4.0),
+    "sink 12": functools.partial(attention_sink, gap=12.0),
+    "zero queries, tiny scale": zero_queries,
+    "huge queries": functools.partial(moved_queries, exponent=100),
+    "tiny queries": functools.partial(moved_queries, exponent=-120),
+    "heads of all sizes": mixed_queries,
+    "logits of 2^12": functools.partial(far_logits, exponent=12),
+    "logits of 2^24": functools.partial(far_logits, exponent=24),
+    "logits of 2^60": functools.partial(far_logits, exponent=60),
+    "logits of 2^120": functools.partial(far_logits, exponent=120),
+    "scores rise": functools.partial(few_pages, sizes=[0.01, 0.25, 1, 4]),
+    "scores fall": functools.partial(few_pages, sizes=[4, 0.01, 1, 0.1]),
+    "scores flat, then sharp": functools.partial(few_pages, sizes=[0.02, 0.02, 0.02, 8]),
+    "outlier": functools.partial(outlier, factor=100.0),
+    "fewer keys than query tokens": lambda rng: random_case(
+        rng, batch=1, seqlen_q=5, num_kv_heads=1, topk=4, lengths=[2], max_pages=2
+    ),
+}
+
+
+# Two kinds for each problem; the sweep tries all.
+@pytest.mark.parametrize(
+    "name, program",
+    [(name, KINDS[(number + more) % len(KINDS)]) for number, name in enumerate(HARD) for more in (0, 3)],
+    ids=str,
+)
+def test_hard_arithmetic(name, program, rng):
+    check(HARD[name](rng), program)
+
+
+@pytest.mark.parametrize("program", KINDS, ids=str)
+def test_every_scale_byte_of_live_tokens(program):
+    """One token for each scale byte but the NaNs, sign included, on the K and on the V side."""
+    case = fixture(seqused=(128,), num_q_heads=16, num_kv_heads=1)
+    scales = np.array([byte for byte in range(256) if byte & 0x7F != 0x7F], np.uint8)
+    page = int(case.page_table[0, 0])
+    q = np.linspace(-1, 1, case.q.size).reshape(case.q.shape).astype(BF16)
+    for start in (0, len(scales) - 128):
+        tokens = np.repeat(scales[start : start + 128][:, None], 8, axis=1)
+        case.k_scale[page, 0], case.v_scale[page, 0] = tokens, swizzle_v_scales(tokens[::-1])
+        check(replace(case, q=q, softmax_scale=0.002, expected_out=None, expected_lse=None), program)
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+@pytest.mark.parametrize("program", KINDS, ids=str)
+def test_a_query_that_is_not_finite_spoils_its_own_head_alone(program, value, rng):
+    case = few_pages(rng, [0.25, 0.25])
+    clean = launch(case, program)
+    q = case.q.copy()
+    q[0, 1, 77] = value
+    out, lse = launch(replace(case, q=q), program)
+    for head in (0, 2):
+        assert out[0, head].tobytes() == clean[0][0, head].tobytes() and lse[0, head] == clean[1][0, head]
+
+
+def test_an_empty_pool():
+    case = fixture(seqused=(5,))
+    empty = {name: getattr(case, name)[:0] for name in ("k", "v", "k_scale", "v_scale")}
+    for program in KINDS:
+        out, lse = launch(replace(case, **empty), program)
+        assert not out.view(np.uint16).any() and (lse == -np.inf).all()
+
+
+# ---- Planted faults
+
+
+PLAIN = Program(Configuration(1, 1, False, 1), "sm_80")
+TABLE = Program(Configuration(2, 1, False, 1, item_slots=2, table=True), "sm_90a")
+CLUSTER = Program(Configuration(1, 2, True, 1), "sm_90a")
+COOPERATIVE = Program(Configuration(1, 2, True, 1, cooperative=True), "sm_90a")
+WORKSPACE = Program(Configuration(1, 2, False, 1), "sm_86")
+
+# What each line is for, seen by breaking it: (program, text, replacement).
+FAULTS = {
+    "a page has arrived before it is read": (PLAIN, "ptx::cp_async_wait_group<kStages - 1>();", ""),
+    "the last page has arrived before it is read": (
+        PLAIN, "ptx::cp_async_wait_group<kStages - 1>();", "ptx::cp_async_wait_group<kStages>();"
+    ),
+    "a page goes into the stage that is free": (
+        PLAIN, "request_listed(lanes, stage, slot, rank + kStages * kPageStride",
+        "request_listed(lanes, stage ^ kStageBytes, slot, rank + kStages * kPageStride"),
+    "the list of pages is complete": (PLAIN, "__syncthreads();\n  if (!live) return;", "if (!live) return;"),
+    "the table is complete": (TABLE, "__syncthreads();\n  if (!live) return;", "if (!live) return;"),
+    "warps have published before they merge": (TABLE, "item_sync(place.item_slot);", ""),
+    "tokens behind the last one are hidden": (
+        PLAIN, "if (visible < kWarpTokens) hide_tail", "if (false) hide_tail"),
+    "origins move": (PLAIN, "if (__any_sync(~0u, (largest + 0x08000800u) & 0x80008000u))", "if (0)"),
+    "every partial has arrived": (
+        CLUSTER, "while (!ptx::mbarrier_try_wait_parity_cluster(slot + kSlotArrival, 0)) {\n  }", ""),
+    "all partials are announced": (CLUSTER, "kHeads * (kHeadDim * 4 + 8));", "kHeads * (kHeadDim * 4));"),
+    "cooperating warps have all maxima": (
+        COOPERATIVE, "__syncthreads();\n\n  // All four warps move", "// All four warps move"),
+    "cooperating warps have all probabilities": (
+        COOPERATIVE, "__syncthreads();  // also: every warp's values have arrived", ""),
+    "cooperating warps wait for readers": (
+        COOPERATIVE, "if (rank + kPageStride < pages)\n        __syncthreads();", ""),
+    "a split writes its own part of the workspace": (
+        WORKSPACE, "store_partial(args, part, blockIdx.x / kSplits, split);",
+        "store_partial(args, part, blockIdx.x / kSplits, 0);"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_noticed(fault, rng):
+    from msa_cudacore.ptx import emulator
+
+    program, original, replacement = FAULTS[fault]
+    text = source(program.configuration)
+    assert text.count(original) >= 1, "the line stands no more in the source"
+    case = few_pages(rng, [0.25] * 7)
+    # Tokens that nobody sees.
+    case.k_scale[-1, :, -3:] = 0x7F
+    dead = unswizzle_v_scales(case.v_scale[-1, 0])
+    dead[-3:] = 0x7F
+    case.v_scale[-1, 0] = swizzle_v_scales(dead)
+    for schedule, seed in SCHEDULES:
+        check(case, program, schedule, seed)
+        try:
+            results = launch(case, program, schedule, seed, text.replace(original, replacement))
+        except emulator.Fault:
+            return
+        if not judge(case, *results):
+            return
+    pytest.fail("nothing noticed")
+
+
+# ---- The emulator and a device
+
+
+def differences(case: Case, program: Program, device_results: tuple, emulated_results: tuple) -> list[str]:
+    """Where two runs of the same program differ by more than their ex2 and lg2 may.
+
+    PTX ISA: ex2.approx has a relative error of at most 2^-22, lg2.approx an absolute one of 2^-22; the
+    emulator rounds the exact values. So a weight P may come to lie on the other side of a rounding boundary
+    of binary16, which moves it by at most d = 2^-10 of itself (a subnormal one by 2^-24, of a row's sum of at
+    least 2^7). A row is sum(P v) / sum(P), so it moves by at most 2 d max|v|, and its logarithm by d; what
+    FP32 sums of other weights round differently is below a tenth of that. Then results are rounded: to
+    bfloat16, which may part them by one unit in the last place, and lse to FP32. Boundaries are met rarely:
+    nearly all elements agree to the bit.
+    """
+    (out, lse), (near_out, near_lse) = (
+        [array.astype(np.float64) for array in results] for results in (device_results, emulated_results)
+    )
+    weight = 1.1 * 2.0**-10
+    values = np.array([np.abs(largest_values(case, head)) for head in range(case.num_kv_heads)]).max()
+    out_bound = 2 * weight * values + 2.0**-7 * np.abs(near_out)
+    seen = np.isfinite(near_lse)
+    lse_bound = weight + 2.0**-21 + 2.0**-22 * np.abs(near_lse[seen])
+    problems = []
+    if not (np.abs(out - near_out) <= out_bound).all():
+        problems.append(f"out differs by up to {np.abs(out - near_out).max():.3g}")
+    if (np.isfinite(lse) != seen).any() or not (np.abs(lse[seen] - near_lse[seen]) <= lse_bound).all():
+        problems.append("lse differs")
+    same = float((out == near_out).mean())
+    if same < 0.95:
+        problems.append(f"only {same:.1%} of the elements of out are the same to the bit")
+    return problems
+
+
+def largest_values(case: Case, head: int) -> np.ndarray:
+    """The largest V element of every page that holds no NaN scale, for one KV head."""
+    values = [
+        dequantize(case.v[page, head], unswizzle_v_scales(as_bytes(case.v_scale)[page, head]))
+        for page in range(case.k.shape[0])
+    ]
+    return np.nan_to_num(np.abs(values)).max(axis=(1, 2)) * case.v_global_scale
+
+
+def comparable_case(rng: np.random.Generator) -> Case:
+    return random_case(rng, hostile=False, batch=2, seqlen_q=2, num_kv_heads=2, topk=6, lengths=[700, 130])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("splits", [None, 1, 2, 4, 8])
+def test_a_device_gives_what_the_emulator_gives(splits, portable_target, rng):
+    from msa_cudacore.launch import device as device_module
+
+    facts = device_module.facts(0)
+    case = comparable_case(rng)
+    program = fixed(case, facts, splits)
+    assert not differences(case, program, portable_target.run(case, splits=splits), launch(case, program))
+
+    # Scores of zero: every ex2 is of an integer, so nothing is approximate but the logarithm.
+    flat = replace(case, q=np.zeros_like(case.q))
+    (out, lse), (near_out, near_lse) = portable_target.run(flat, splits=splits), launch(flat, program)
+    assert out.tobytes() == near_out.tobytes()
+    assert (np.abs(lse - near_lse) <= 2.0**-21 + 2.0**-22 * np.abs(near_lse)).all()
+
+
+EX2 = 'asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(a));'
+
+
+@pytest.mark.parametrize(("ulps", "agrees"), [(2, True), (20_000, False)])
+def test_what_two_runs_may_differ_by(ulps, agrees, rng):
+    """The comparison with a device, on a twin whose ex2 is off by as much as hardware's may be or more."""
+    case = comparable_case(rng)
+    for program in (PLAIN, COOPERATIVE):
+        text = source(program.configuration)
+        off = (
+            "d = __uint_as_float(__float_as_uint(d) + (d > 1e-30f && d < 1e30f && a != floorf(a) ? "
+            f"(__float_as_uint(a) & 1 ? {ulps} : -{ulps}) : 0));"
+        )
+        assert EX2 in text
+        twin = launch(case, program, text=text.replace(EX2, EX2 + off))
+        assert (not differences(case, program, twin, launch(case, program))) == agrees
+
+
+# ---- The long run
+
+
+def sweep(problems: int, seed: int) -> None:
+    """Random problems over every configuration and architecture; one line for each, and the worst row."""
+    start, worst, findings = time.monotonic(), 0.0, 0
+    programs = [Program(choice, arch) for choice, archs in choices().items() for arch in archs]
+    order = np.random.default_rng(seed).permutation(len(programs))
+    programs = [programs[index] for index in order[:problems]]
+    hard = list(itertools.product(HARD.values(), KINDS))
+    for number in range(problems + len(hard)):
+        rng = np.random.default_rng([seed, number])
+        if number < problems:
+            program = programs[number * len(programs) // problems]
+            program = replace(program, multiprocessors=int(rng.integers(1, 9)))
+            case = fitting_case(rng, program, most_ctas=24)
+        else:
+            make, program = hard[number - problems]
+            case = make(rng)
+        schedule = str(rng.choice(["random", "random", "eager", "late"]))
+        try:
+            report = check(case, program, schedule, number)
+        except Exception as finding:
+            findings += 1
+            print(f"{number} FOUND, {case}, {program}, {schedule}: {finding}", flush=True)
+            continue
+        worst = max(worst, report.worst_ratio)
+        print(f"{number}: {case}; {program}, {schedule}: {report.worst_ratio:.3f}", flush=True)
+    print(
+        f"{problems} random problems on {len(programs)} programs and {len(hard)} hard ones, "
+        f"{findings} findings; worst row {worst:.3f} of its floor; {time.monotonic() - start:.0f} s"
+    )
+    sys.exit(findings > 0)
+
+
+if __name__ == "__main__":
+    sweep(*([int(argument) for argument in sys.argv[1:]] + [200, 1][len(sys.argv) - 1 :]))
