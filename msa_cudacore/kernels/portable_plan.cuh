@@ -27,13 +27,13 @@ constexpr int kPageStride = kPageSlots * kSplits;  // pages of an item that are 
 constexpr int kMaxTopk = 32 * kIdsPerLane;
 constexpr bool kSplit = kSplits > 1;
 
-// Resident warps on an SM set the register budget: 128 registers where 16 warps fit, and what shared memory
-// leaves room for on the parts with 100 KB (8.6, 8.9, 12.x). Many splits mean few CTAs, which need registers
-// more than company.
+// Resident warps on an SM set the register budget: 128 registers for 16 warps on 9.0, where ptxas needs no more;
+// for 8.0 and 10.x it would spill at that, so 12 warps; and what shared memory leaves room for on the parts with
+// 100 KB (8.6, 8.9, 12.x). Many splits mean few CTAs, which need registers more than company.
 constexpr int kArch = __CUDA_ARCH__;
 constexpr bool kSmallSharedMemory = kArch == 860 || kArch == 890 || kArch >= 1200;
 constexpr bool kRoomy = kSplits >= 4 && kWarps <= 8;
-constexpr int kResidentWarps = kSmallSharedMemory || kRoomy ? 8 : kArch >= 1000 ? 12 : 16;
+constexpr int kResidentWarps = kSmallSharedMemory || kRoomy ? 8 : kArch == 900 ? 16 : 12;
 constexpr int kResidentCtas = kResidentWarps > kWarps ? kResidentWarps / kWarps : 1;
 
 static_assert(kItemSlots == 1 || kItemSlots == 2 || kItemSlots == 4, "item slots");
