@@ -66,7 +66,8 @@ __device__ __forceinline__ void decode(const Arguments& args) {
   }
 
   rank_pages(args, selection, lane);
-  const int pages = selection.count, first = split * kPageSlots + warp / kWarpsPerPage;
+  // A slot without an item asks for nothing: its warps leave before a copy would have arrived.
+  const int pages = live ? selection.count : 0, first = split * kPageSlots + warp / kWarpsPerPage;
   RingLanes lanes = ring_lanes(place.ring, lane);
   u32 lane16 = lane * 16;
 #pragma unroll
