@@ -189,6 +189,15 @@ def fitting_case(rng: np.random.Generator, program: Program, most_ctas: int = 8,
     return case
 
 
+def test_a_slot_without_an_item_copies_nothing(rng):
+    """Its warps end at once; late copies would land in the shared memory of a CTA that has ended."""
+    program = Program(Configuration(1, 1, False, 1, item_slots=4, table=True), "sm_90a", multiprocessors=1)
+    case = random_case(
+        rng, batch=1, seqlen_q=1, num_kv_heads=1, group=4, topk=4, lengths=np.array([300]), hostile=False
+    )
+    check(case, program, "late")
+
+
 @pytest.mark.parametrize("program", FAMILIES, ids=str)
 def test_random_problems(program, rng):
     case = fitting_case(rng, program)
