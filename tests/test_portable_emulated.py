@@ -191,9 +191,11 @@ def fitting_case(rng: np.random.Generator, program: Program, most_ctas: int = 8,
 
 def test_a_slot_without_an_item_copies_nothing(rng):
     """Its warps end at once; late copies would land in the shared memory of a CTA that has ended."""
-    program = Program(Configuration(1, 1, False, 1, item_slots=4, table=True), "sm_90a", multiprocessors=1)
+    program = Program(Configuration(1, 1, False, 1, item_slots=4, table=True), "sm_90a", multiprocessors=2)
+    # The second CTA's only item sees nothing, so that nothing there waits for copies.
+    lengths = np.array([300, 0])
     case = random_case(
-        rng, batch=1, seqlen_q=1, num_kv_heads=1, group=4, topk=4, lengths=np.array([300]), hostile=False
+        rng, batch=2, seqlen_q=1, num_kv_heads=1, group=4, topk=4, lengths=lengths, hostile=False
     )
     check(case, program, "late")
 
