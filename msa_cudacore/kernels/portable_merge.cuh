@@ -135,8 +135,10 @@ __device__ __forceinline__ void open_inbox(SharedAddress slot, int thread) {
   if (thread == 0) {
     ptx::mbarrier_init(slot + kSlotArrival, 1);
     ptx::fence_mbarrier_init_release_cluster();
-    ptx::mbarrier_arrive_expect_tx(slot + kSlotArrival, kHeads * (kHeadDim * 4 + 8));
   }
+  // ptxas initialises the barrier for the whole warp at once, which compute-sanitizer takes for another lane.
+  __syncwarp();
+  if (thread == 0) ptx::mbarrier_arrive_expect_tx(slot + kSlotArrival, kHeads * (kHeadDim * 4 + 8));
   __syncwarp();
   ptx::barrier_cluster_arrive_relaxed();
 }
