@@ -200,15 +200,12 @@ class TiledMap:
 
     def for_device(self) -> Any:
         """The tensor map as a kernel argument, encoded by the driver through `cuda.core`."""
-        from cuda.bindings.driver import CUtensorMapSwizzle
+        from cuda.core import TensorMapDescriptorOptions
         from cuda.core.utils import StridedMemoryView
 
-        swizzle = {
-            "none": CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_NONE,
-            "32B": CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_32B,
-            "64B": CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_64B,
-            "128B": CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-        }[self.swizzle]
+        # The enumeration is not exported by name; the options' default is one of its members.
+        modes = type(TensorMapDescriptorOptions(self.box).swizzle)
+        swizzle = modes["NONE" if self.swizzle == "none" else f"SWIZZLE_{self.swizzle}"]
         view = StridedMemoryView.from_cuda_array_interface(_DeviceBytes(self), stream_ptr=-1)
         return view.as_tensor_map(self.box, swizzle=swizzle)
 
