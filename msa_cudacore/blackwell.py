@@ -1,7 +1,7 @@
 """The Blackwell program: which configuration of `kernels/blackwell.cu` runs a problem, and how it is bound.
 
-tcgen05 MMAs read the packed K pages as they lie in the pool; docs/blackwell.md has the design. The same program runs on a
-device of compute capability 10.x and, for host arrays, in the PTX emulator.
+tcgen05 MMAs read the packed K pages as they lie in the pool; docs/blackwell.md has the design. The same
+program runs on a device of compute capability 10.x and, for host arrays, in the PTX emulator.
 """
 
 from __future__ import annotations
@@ -15,18 +15,27 @@ import numpy as np
 from .arguments import Tensor
 from .contract import Call, Problem
 from .launch.device import DeviceFacts
-from .pool import CODE_BYTES, PAGE_SIZE
+from .pool import CODE_BYTES, PAGE_SIZE, SCALE_BYTES
 from .program import Bound, Plan
 from .ptx.descriptors import TiledMap
 
-__all__ = ["ARCHITECTURES", "BlackwellProgram", "Configuration", "choose_configuration", "kernel_arguments", "source"]
+__all__ = [
+    "ARCHITECTURES",
+    "BlackwellProgram",
+    "Configuration",
+    "choose_configuration",
+    "kernel_arguments",
+    "source",
+    "tensor_maps",
+]
 
 ENTRY = "msa_decode_blackwell"
 SPLITS = (1, 2, 4, 8)
 """Split factors that `splits=` accepts: the sizes of a portable cluster."""
 
 ARCHITECTURES = {(10, 0): "sm_100a", (10, 3): "sm_103a", (10, 7): "sm_107a", (11, 0): "sm_110a"}
-"""Compute capabilities with tcgen05, tensor memory and 227 KB of shared memory a CTA, and what to compile for."""
+"""Compute capabilities with tcgen05, tensor memory and 227 KB of shared memory a CTA, and what to compile
+for."""
 
 _KERNEL = Path(__file__).parent / "kernels" / "blackwell.cu"
 _THREADS = 512
@@ -34,8 +43,9 @@ _STAGE_BYTES = 2 * PAGE_SIZE * (64 + 8)
 _SHORT_PAGES = 4
 _SHORT_TABLE = 32
 
-_MERGE_PAGES = 2.5
-"""What a merge through distributed shared memory costs, in pages: about 0.8 us against 0.34 us (docs/blackwell.md)."""
+_MERGE_PAGES = 3.7
+"""What a merge through distributed shared memory costs, in pages: 1.25 us against 0.34 us
+(benchmarks/blackwell_model.py)."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +57,8 @@ class Configuration:
     stages: int
     """Pages in flight in a CTA."""
     short: bool
-    """The short-item program: a ring of four pages, and the page-table row is fetched together with the ids."""
+    """The short-item program: a ring of four pages, and the page-table row is fetched together with the
+    ids."""
     ctas: int
     """CTAs of the launch."""
     unsplit_rounds: int
@@ -57,7 +68,8 @@ class Configuration:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of one CTA, bytes; `kernels/blackwell_plan.cuh` lays it out and asserts that it fits."""
+        """Dynamic shared memory of one CTA, bytes; `kernels/blackwell_plan.cuh` lays it out and asserts that
+        it fits."""
         return self.stages * _STAGE_BYTES + (26 if self.splits == 1 else 34) * 1024
 
     @property
@@ -82,8 +94,9 @@ class Configuration:
 def choose_configuration(problem: Problem, multiprocessors: int, splits: int | None = None) -> Configuration:
     """Fill the device, one CTA a multiprocessor, at the least predicted time.
 
-    Time is counted in pages: whole rounds cost an item's pages each, a split round a share of them and a merge. With
-    fixed `splits` every item is split alike, so that a row's bits do not depend on the rest of the batch.
+    Time is counted in pages: whole rounds cost an item's pages each, a split round a share of them and a
+    merge. With fixed `splits` every item is split alike, so that a row's bits do not depend on the rest of
+    the batch.
 
     Raises ValueError for a factor that is not served.
     """
@@ -97,7 +110,8 @@ def choose_configuration(problem: Problem, multiprocessors: int, splits: int | N
     best = _configuration(problem, 1, min(items, multiprocessors), 0)
     best_time: float = -(-items // multiprocessors) * pages
     for factor in SPLITS[1:]:
-        # Few pages are one CTA's work: the way of a single page through it takes longer than three more behind it.
+        # Few pages are one CTA's work: the way of a single page through it takes longer than three more
+        # behind it.
         if factor > pages or pages <= _SHORT_PAGES:
             break
         resident = multiprocessors // factor * factor
@@ -113,11 +127,11 @@ def choose_configuration(problem: Problem, multiprocessors: int, splits: int | N
 
 def _configuration(problem: Problem, splits: int, ctas: int, unsplit_rounds: int) -> Configuration:
     short = splits == 1 and problem.pages_per_item <= _SHORT_PAGES and problem.max_pages <= _SHORT_TABLE
-    stages = _SHORT_PAGES if short else 11 if splits == 1 else 10
+    stages = _SHORT_PAGES if short else 10
     return Configuration(splits, stages, short, ctas, unsplit_rounds)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def source(constants: str) -> str:
     """The complete CUDA C++ text of one specialisation."""
     from .ptx.source import load
@@ -125,50 +139,60 @@ def source(constants: str) -> str:
     return load(_KERNEL, constants)
 
 
-def tensor_maps(call: Call) -> tuple[TiledMap, TiledMap]:
-    """How the K and V codes are seen by tensor copies: one head's tile of one page is a box.
+def tensor_maps(call: Call) -> tuple[TiledMap, ...]:
+    """How K, V, K scales and V scales are seen by tensor copies, in this order: one head's part of one page
+    is a box.
 
-    K as [128 tokens][64 bytes] with the 64B swizzle, the form of an MMA operand; V as [64 token pairs][128 bytes] with the
-    128B swizzle, by which ldmatrix reads even and odd tokens without bank conflicts. The page is a coordinate, so pools
-    beyond 4 GiB need no 64-bit address arithmetic.
+    K as [128 tokens][64 bytes] with the 64B swizzle, the form of an MMA operand; V as [64 token pairs][128
+    bytes] with the 128B swizzle, by which ldmatrix reads even and odd tokens without bank conflicts; scales
+    as they are, in four rows because a box has at most 256 elements a side. All four take the same
+    coordinates, and the page is one of them: pools beyond 4 GiB need no 64-bit address arithmetic.
     """
-    maps = []
     pages = call.problem.num_pages
-    for tensor, rows, row_bytes in ((call.k, PAGE_SIZE, CODE_BYTES), (call.v, PAGE_SIZE // 2, 2 * CODE_BYTES)):
+    maps = []
+    for tensor, rows, row_bytes, swizzle in (
+        (call.k, PAGE_SIZE, CODE_BYTES, "64B"),
+        (call.v, PAGE_SIZE // 2, 2 * CODE_BYTES, "128B"),
+        (call.k_scale, 4, PAGE_SIZE * SCALE_BYTES // 4, "none"),
+        (call.v_scale, 4, PAGE_SIZE * SCALE_BYTES // 4, "none"),
+    ):
         page_stride, head_stride = tensor.canonical_strides()[:2]
         maps.append(
             TiledMap(
-                # An empty pool has no address; a map must have one, and no page id is legal, so it is never followed.
+                # An empty pool has no address; a map must have one, and no page id is legal, so it is never
+                # followed.
                 pointer=tensor.pointer if pages else call.q.pointer,
                 shape=(max(pages, 1), call.problem.num_kv_heads, rows, row_bytes),
                 strides=(page_stride, head_stride, row_bytes, 1),
                 box=(1, 1, rows, row_bytes),
-                swizzle=f"{row_bytes}B",
+                swizzle=swizzle,
             )
         )
-    return maps[0], maps[1]
+    return tuple(maps)
+
+
+def pointed_at(call: Call) -> tuple[Tensor, ...]:
+    """The tensors that the entry takes as pointers, in its order."""
+    return call.q, call.q2k_indices, call.page_table, call.seqused_k, call.out, call.lse
 
 
 def kernel_arguments(call: Call, configuration: Configuration) -> list[np.generic]:
-    """The parameters of the entry after the two tensor maps."""
+    """The parameters of the entry after the tensor maps."""
     problem = call.problem
-    pointers = (
-        call.q, call.k_scale, call.v_scale, call.q2k_indices, call.page_table, call.seqused_k, call.out, call.lse,
-    )
-    strides: list[int] = []
-    for tensor in (call.k_scale, call.v_scale, call.q):
-        strides += tensor.canonical_strides()[:2]
+    strides = [*call.q.canonical_strides()[:2]]
     strides += call.q2k_indices.canonical_strides()
     strides += call.page_table.canonical_strides()
     strides += call.seqused_k.canonical_strides()
     strides += call.out.canonical_strides()[:2]
     strides += call.lse.canonical_strides()
+    # From an item of a CTA to its next one: the grid, in rows and KV heads.
+    round_rows, round_heads = divmod(configuration.ctas, problem.num_kv_heads)
     sizes = (
         problem.items, problem.seqlen_q, problem.num_kv_heads, problem.group, problem.topk, problem.max_pages,
-        problem.num_pages, configuration.unsplit_rounds,
+        problem.num_pages, configuration.unsplit_rounds, round_rows, round_heads,
     )
     return [
-        *(np.uint64(tensor.pointer) for tensor in pointers),
+        *(np.uint64(tensor.pointer) for tensor in pointed_at(call)),
         *(np.int64(stride) for stride in strides),
         *(np.int32(size) for size in sizes),
         np.float32(call.score_scale),

@@ -1,4 +1,5 @@
-"""The Blackwell program in the PTX emulator: host arrays in, the sm_100a kernel instruction by instruction, arrays out."""
+"""The Blackwell program in the PTX emulator: host arrays in, the sm_100a kernel instruction by instruction,
+arrays out."""
 
 from __future__ import annotations
 
@@ -10,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .arguments import Tensor
-from .blackwell import ENTRY, Configuration, choose_configuration, kernel_arguments, source, tensor_maps
+from .blackwell import (
+    ENTRY,
+    Configuration,
+    choose_configuration,
+    kernel_arguments,
+    pointed_at,
+    source,
+    tensor_maps,
+)
 from .contract import Call, Problem
 from .launch.device import DeviceFacts
 from .program import Bound, Plan
@@ -25,7 +34,7 @@ MULTIPROCESSORS = 148
 """The part whose choices are emulated: CTAs run one after the other, so this costs nothing."""
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _module(constants: str) -> Any:
     from .ptx import emulator
     from .ptx.nvrtc import compile_ptx
@@ -54,16 +63,14 @@ def launch(
     msa_cudacore.ptx.emulator.Fault
         The kernel broke a rule of the machine.
     """
-    k_map, v_map = (tiles.for_emulator(_bytes(tiles.pointer, tiles.pointer + 1)) for tiles in tensor_maps(call))
-    tensors = (
-        call.q, call.k_scale, call.v_scale, call.q2k_indices, call.page_table, call.seqused_k, call.out, call.lse,
-    )
+    maps = [tiles.for_emulator(_bytes(tiles.pointer, tiles.pointer + 1)) for tiles in tensor_maps(call)]
+    tensors = pointed_at(call)
     arrays = [pointer_argument(tensor) for tensor in tensors]
     return _module(configuration.constants).launch(
         ENTRY,
         (configuration.ctas,),
         (configuration.block,),
-        [k_map, v_map, *arrays, *kernel_arguments(call, configuration)[len(tensors) :]],
+        [*maps, *arrays, *kernel_arguments(call, configuration)[len(tensors) :]],
         cluster=(configuration.splits,) if configuration.splits > 1 else None,
         shared_bytes=configuration.shared_bytes,
         schedule=schedule,
@@ -85,7 +92,8 @@ def memory_of(call: Call) -> Memory:
 
 
 def pointer_argument(tensor: Tensor) -> np.ndarray | None:
-    """A tensor as the emulator takes a pointer; an empty one has no bytes to point at, nothing is read through it."""
+    """A tensor as the emulator takes a pointer; an empty one has no bytes to point at, nothing is read
+    through it."""
     return _bytes(tensor.pointer, tensor.pointer + 1) if tensor.elements else None
 
 
@@ -109,7 +117,9 @@ class EmulatedProgram:
     """The Blackwell program on host arrays, in the emulator with its checks on: exact, and slow."""
 
     backend = "emulated"
-    summary = "the Blackwell program (sm_100a) in the PTX emulator, for host arrays; for tests and demonstrations"
+    summary = (
+        "the Blackwell program (sm_100a) in the PTX emulator, for host arrays; for tests and demonstrations"
+    )
     place = "cpu"
 
     def refusal(self, device: DeviceFacts | None) -> str | None:

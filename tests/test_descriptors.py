@@ -141,7 +141,7 @@ def test_the_kernel_composes_the_same_descriptors():
 
     names = ("KEYS_DESCRIPTOR", "WEIGHTS_DESCRIPTOR", "SCORES_INSTRUCTION", "OUTPUT_INSTRUCTION")
     exported = "".join(f'extern "C" __device__ unsigned long long value_{name} = {name};\n' for name in names)
-    ptx = compile_ptx(source(Configuration(1, 11, False, 1, 0).constants) + exported, "sm_100a")
+    ptx = compile_ptx(source(Configuration(1, 10, False, 1, 0).constants) + exported, "sm_100a")
     values = {name: int(re.search(rf"value_{name} = (-?\d+)", ptx).group(1)) % 2**64 for name in names}
     assert values == {
         "KEYS_DESCRIPTOR": matrix_descriptor(0, "64B", stride_bytes=512),

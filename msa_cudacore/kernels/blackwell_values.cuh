@@ -1,4 +1,4 @@
-// Value warps: K scales to tensor memory as they are, V to float16 in tensor memory as the A operand of the output MMA.
+// Value warps: V to float16 in tensor memory, as the A operand of the output MMA.
 #pragma once
 #include "arithmetic.cuh"
 #include "blackwell_plan.cuh"
@@ -7,6 +7,7 @@
 #include "fence.cuh"
 #include "ldmatrix.cuh"
 #include "logic.cuh"
+#include "opaque.cuh"
 
 namespace blackwell {
 
@@ -17,8 +18,8 @@ struct ValueLane {
 };
 
 __device__ __forceinline__ ValueLane value_lane(u32 warp, u32 lane) {
-  // Matrix lane / 8: even tokens, odd tokens of 16 tokens, then of the next 16. The tile is seen as 64 rows of two tokens;
-  // the 128B swizzle moves 16-byte chunk c of row r to c ^ (r % 8).
+  // Matrix lane / 8: even tokens, odd tokens of 16 tokens, then of the next 16. The tile is seen as 64 rows
+  // of two tokens; the 128B swizzle moves 16-byte chunk c of row r to c ^ (r % 8).
   const u32 row = lane % 8;
   const u32 odd = lane / 8 % 2;
   const u32 block = lane / 16;
@@ -26,8 +27,8 @@ __device__ __forceinline__ ValueLane value_lane(u32 warp, u32 lane) {
   return {block * 1024 + row * 128 + ((chunk ^ row) << 4), lane % 4 * 32 + (2 * warp + lane / 16) * 4};
 }
 
-// A stale scale may be NaN, which the MMA would carry into every head through 0 * NaN: the scales of the tokens that the
-// row does not see become zero. Codes are always finite.
+// A stale scale may be NaN, which the MMA would carry into every head through 0 * NaN: the scales of the
+// tokens that the row does not see become zero. Codes are always finite.
 __device__ __forceinline__ void clear_stale_scales(Stage& stage, u32 live) {
   const u32 thread = threadIdx.x % ROLE_THREADS;
   // Two words of one quad of tokens: byte t of a word belongs to token t of the quad.
@@ -41,48 +42,11 @@ __device__ __forceinline__ void clear_stale_scales(Stage& stage, u32 live) {
   ptx::barrier_cta_sync(VALUE_BARRIER, ROLE_THREADS);
 }
 
-// The MMA ignores the sign of a scale. A block whose scale is negative gets its codes negated instead; this warp takes care
-// of tokens 32w to 32w + 31. A cache writer makes no such scale, so the code is for completeness, not for speed.
-__device__ __noinline__ void negate_blocks(Stage& stage, u32 warp, u32 lane) {
-  const u32 token = warp * 32 + lane;
-  const u64 scales = reinterpret_cast<const u64*>(stage.key_scales)[token];
-  u64* row = reinterpret_cast<u64*>(stage.keys) + token * 8;
-  for (u32 block = 0; block < 8; ++block) {
-    if (scales >> (8 * block + 7) & 1) {
-      // 64B swizzle: 16-byte chunks of a row move by bits 2:1 of the row.
-      row[block ^ (token >> 1 & 3) << 1] ^= 0x8888888888888888ull;
-    }
-  }
-  ptx::fence_proxy_async_shared_cta();
-}
-
-// Row m of A takes its scales from lane m % 32 of any quarter, column m / 32: every warp writes all 128 rows to its quarter.
-__device__ __forceinline__ void move_key_scales(Stage& stage, u32 destination, u32 warp, u32 lane) {
-  constexpr u32 SIGNS = 0x80808080;
-  u32 words[8];
-  u32 all = 0;
-#pragma unroll
-  for (u32 column = 0; column < 4; ++column) {
-    const uint2 pair = reinterpret_cast<const uint2*>(stage.key_scales)[column * 32 + lane];
-    words[column] = pair.x;
-    words[4 + column] = pair.y;
-    all |= pair.x | pair.y;
-  }
-  if (__any_sync(~0u, all & SIGNS)) {
-    negate_blocks(stage, warp, lane);
-#pragma unroll
-    for (u32 i = 0; i < 8; ++i) {
-      words[i] &= ~SIGNS;
-    }
-  }
-  ptx::tcgen05_st_32x32b(destination, words);
-}
-
 // a where the mask has ones, b elsewhere.
 __device__ __forceinline__ u32 select(u32 a, u32 b, u32 mask) { return ptx::lop3_b32<0xE4>(a, b, mask); }
 
-// Eight token pairs of one dim parity: E2M1 codes of two tokens in each byte, times the two scales of the pair. Exact: a
-// product of a 2-bit and a 4-bit significand, between 2^-10 and 2688.
+// Eight token pairs of one dim parity: E2M1 codes of two tokens in each byte, times the two scales of the
+// pair. Exact: a product of a 2-bit and a 4-bit significand, between 2^-10 and 2688.
 __device__ __forceinline__ void widen(u32 codes, u32 scales_01, u32 scales_23, u32* values) {
   values[0] = ptx::mul_rn_f16x2(ptx::cvt_rn_f16x2_e2m1x2<0>(codes), scales_01);
   values[1] = ptx::mul_rn_f16x2(ptx::cvt_rn_f16x2_e2m1x2<2>(codes), scales_23);
@@ -91,10 +55,11 @@ __device__ __forceinline__ void widen(u32 codes, u32 scales_01, u32 scales_23, u
 }
 
 // Warp w turns dims 32w to 32w + 31 of all tokens: chunk w of every row.
-__device__ __forceinline__ void transpose_values(const Stage& stage, u32 destination, const ValueLane& where) {
+__device__ __forceinline__ void transpose_values(
+    const Stage& stage, u32 destination, const ValueLane& where) {
   const ptx::SharedAddress codes = ptx::shared_address(stage.values) + where.codes;
   const u8* scales = stage.value_scales + where.scales;
-  constexpr u32 BLOCKS = 4;  // of 16 tokens in a store: more only costs registers
+  constexpr u32 BLOCKS = 4;  // of 16 tokens in a store
 #pragma unroll
   for (u32 first = 0; first < PAGE_TOKENS / 16; first += BLOCKS) {
     u32 even_dims[4 * BLOCKS];
@@ -121,43 +86,39 @@ __device__ __forceinline__ void transpose_values(const Stage& stage, u32 destina
   }
 }
 
-__device__ __forceinline__ void value_role(Shared& shared, const Schedule& schedule, u32 tensor) {
-  const u32 warp = threadIdx.x / 32 % 4;
+__device__ __forceinline__ void value_role(Shared& shared, const Schedule& schedule, u32 tensor, u32 warp) {
   const u32 lane = threadIdx.x % 32;
-  const ValueLane where = value_lane(warp, lane);
+  const bool leader = ptx::elect_sync();
+  ValueLane where = value_lane(warp, lane);
+  ptx::opaque(where.codes);
+  ptx::opaque(where.scales);
+  const u32 quarter = tensor + lanes_of_warp(warp);
   Ring<SELECTIONS> slot;
-  Ring<STAGES> ring;
-  PageBuffer buffer(shared, tensor + lanes_of_warp(warp));
+  PageSequence sequence;
   for (u32 round = 0; round < schedule.count; ++round, slot.advance()) {
     wait(shared.selection_full[slot.index], slot.parity);
     const Selection& selection = shared.selections[slot.index];
-    const u32 count = selection.count;
-    for (u32 i = 0; i < count; ++i, ring.advance(), buffer.advance()) {
-      Stage& stage = shared.stages[ring.index];
-      StageBarriers& barriers = shared.stage_barriers[ring.index];
-      const u32 live = selection.pages[i].live;
-      wait(barriers.full, ring.parity);
-      if (live < PAGE_TOKENS) {
-        clear_stale_scales(stage, live);
+    for_each_page(shared, sequence, selection.count, selection.whole, [&](const auto& page, u32 i) {
+      Stage& stage = page.stage();
+      wait(page.stage_barriers().full, sequence.stage_parity);
+      if (!page.IN_PAIR) {
+        if (const u32 live = selection.pages[i].live; live < PAGE_TOKENS) {
+          clear_stale_scales(stage, live);
+        }
       }
       // The page that had the buffer before is through both MMAs, which execute in the order of their issue.
-      ptx::mbarrier_wait_parity(buffer.output_done(), buffer.parity ^ 1);
+      wait(page.barriers().output_done, sequence.parity ^ 1);
       ptx::tcgen05_fence_after_thread_sync();
-      move_key_scales(stage, buffer.tensor + TENSOR_KEY_SCALES, warp, lane);
-      ptx::tcgen05_wait_st();
-      ptx::tcgen05_fence_before_thread_sync();
-      arrive_warp(buffer.key_scales_full());
-
-      transpose_values(stage, buffer.tensor + TENSOR_VALUES, where);
+      transpose_values(stage, quarter + page.tensor(TENSOR_VALUES), where);
       ptx::tcgen05_wait_st();
       ptx::tcgen05_fence_before_thread_sync();
       __syncwarp();
-      if (ptx::elect_sync()) {
-        ptx::mbarrier_arrive(buffer.values_full());
-        ptx::mbarrier_arrive(ptx::shared_address(&barriers.free));
+      if (leader) {
+        ptx::mbarrier_arrive(ptx::shared_address(&page.barriers().values_full));
+        ptx::mbarrier_arrive(ptx::shared_address(&page.stage_barriers().free));
       }
-    }
-    arrive_warp(shared.selection_free[slot.index]);
+    });
+    arrive_warp(shared.selection_free[slot.index], leader);
   }
 }
 

@@ -11,6 +11,34 @@ __device__ __forceinline__ u32 mul_rn_f16x2(u32 a, u32 b) {
   return d;
 }
 
+// fma.rn.f16x2 d, a, b, c;  PTX ISA 4.2, sm_53. Subnormals are kept.
+__device__ __forceinline__ u32 fma_rn_f16x2(u32 a, u32 b, u32 c) {
+  u32 d;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+
+// abs.f16x2 d, a;  PTX ISA 6.5, sm_53. Free in front of most binary16 instructions.
+__device__ __forceinline__ u32 abs_f16x2(u32 a) {
+  u32 d;
+  asm("abs.f16x2 %0, %1;" : "=r"(d) : "r"(a));
+  return d;
+}
+
+// neg.f16x2 d, a;  PTX ISA 6.0, sm_53. Free in front of most binary16 instructions.
+__device__ __forceinline__ u32 neg_f16x2(u32 a) {
+  u32 d;
+  asm("neg.f16x2 %0, %1;" : "=r"(d) : "r"(a));
+  return d;
+}
+
+// max.u16x2 d, a, b;  PTX ISA 8.0, sm_90. Two unsigned 16-bit integers.
+__device__ __forceinline__ u32 max_u16x2(u32 a, u32 b) {
+  u32 d;
+  asm("max.u16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+
 // max.f16x2 d, a, b;  PTX ISA 7.0, sm_80. The other operand where one is NaN.
 __device__ __forceinline__ u32 max_f16x2(u32 a, u32 b) {
   u32 d;

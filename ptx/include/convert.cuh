@@ -25,6 +25,13 @@ __device__ __forceinline__ u32 cvt_rn_f16x2_e4m3x2(u16 a) {
   return d;
 }
 
+// cvt.rn.satfinite.e4m3x2.f16x2 d, a;  PTX ISA 8.1, sm_89. The lower half becomes the lower byte.
+__device__ __forceinline__ u16 cvt_rn_satfinite_e4m3x2_f16x2(u32 a) {
+  u16 d;
+  asm("cvt.rn.satfinite.e4m3x2.f16x2 %0, %1;" : "=h"(d) : "r"(a));
+  return d;
+}
+
 // cvt.f32.f16 d, a;  PTX ISA 1.0, sm_53. Both halves of a packed pair; exact.
 __device__ __forceinline__ void cvt_f32_f16x2(u32 pair, float& lower, float& upper) {
   asm("{\n\t"

@@ -99,20 +99,9 @@ __device__ __forceinline__ void tcgen05_ld_32x32b(TensorAddress address, u32 (&r
       : "memory");
 }
 
-// tcgen05.st.sync.aligned.32x32b.x8.b32 [address], r;
-// PTX ISA 8.6, sm_100a sm_103a sm_107a sm_110a.
-// All lanes of the warp: thread t writes lane t of its quarter, r[i] to column i.
-__device__ __forceinline__ void tcgen05_st_32x32b(TensorAddress address, const u32 (&r)[8]) {
-  asm volatile(
-      "tcgen05.st.sync.aligned.32x32b.x8.b32 [%0], {%1, %2, %3, %4, %5, %6, %7, %8};"
-      ::"r"(address),
-        "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]), "r"(r[4]), "r"(r[5]), "r"(r[6]), "r"(r[7])
-      : "memory");
-}
-
 // tcgen05.st.sync.aligned.32x32b.x16.b32 [address], r;
 // PTX ISA 8.6, sm_100a sm_103a sm_107a sm_110a.
-// As the form of 8 columns.
+// All lanes of the warp: thread t writes lane t of its quarter, r[i] to column i.
 __device__ __forceinline__ void tcgen05_st_32x32b(TensorAddress address, const u32 (&r)[16]) {
   asm volatile(
       "tcgen05.st.sync.aligned.32x32b.x16.b32 [%0], {%1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
