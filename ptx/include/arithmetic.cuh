@@ -39,6 +39,32 @@ __device__ __forceinline__ u32 max_u16x2(u32 a, u32 b) {
   return d;
 }
 
+// mov.b32 d, {h, h};  PTX ISA 1.0. Twice the lower half of a pair.
+__device__ __forceinline__ u32 mov_b32_lower_twice(u32 pair) {
+  u32 d;
+  asm("{\n\t"
+      ".reg .b16 lower, upper;\n\t"
+      "mov.b32 {lower, upper}, %1;\n\t"
+      "mov.b32 %0, {lower, lower};\n\t"
+      "}"
+      : "=r"(d)
+      : "r"(pair));
+  return d;
+}
+
+// mov.b32 d, {h, h};  PTX ISA 1.0. Twice the upper half of a pair.
+__device__ __forceinline__ u32 mov_b32_upper_twice(u32 pair) {
+  u32 d;
+  asm("{\n\t"
+      ".reg .b16 lower, upper;\n\t"
+      "mov.b32 {lower, upper}, %1;\n\t"
+      "mov.b32 %0, {upper, upper};\n\t"
+      "}"
+      : "=r"(d)
+      : "r"(pair));
+  return d;
+}
+
 // max.f16x2 d, a, b;  PTX ISA 7.0, sm_80. The other operand where one is NaN.
 __device__ __forceinline__ u32 max_f16x2(u32 a, u32 b) {
   u32 d;
