@@ -134,6 +134,9 @@ def _fill(items: int, pages: int, multiprocessors: int, roomy: bool, capability:
         return Configuration(1, 1, False, 1, item_slots=4, table=True) if roomy else Configuration(1, 1, False, 1)
     if items > multiprocessors:
         page_slots = slots(2)
+        # Three half items at most on any SM, where whole items would leave two on some and one on others.
+        if roomy and 2 * items <= 3 * multiprocessors and pages >= 2:
+            return Configuration(1, 2, False, 1)
         if roomy:
             return Configuration(page_slots, 1, False, 1, item_slots=4 // page_slots, table=True)
         return Configuration(page_slots, 1, False, 1)

@@ -31,6 +31,14 @@ def test_large_batches_are_not_split_and_small_ones_are():
     assert choose_configuration(problem(batch=1), device()).splits > 1
 
 
+def test_half_items_smooth_the_step_behind_one_item_for_each_multiprocessor():
+    def chosen(items):
+        return choose_configuration(problem(batch=items, hkv=1), device())
+
+    assert [chosen(items).splits for items in (132, 133, 198, 199, 264, 265)] == [1, 2, 2, 1, 1, 1]
+    assert choose_configuration(problem(batch=133, hkv=1, max_pages=1), device()).splits == 1
+
+
 def test_a_split_never_exceeds_the_pages_there_are():
     assert choose_configuration(problem(max_pages=1), device()).splits == 1
     assert choose_configuration(problem(max_pages=0), device()).splits == 1
