@@ -200,6 +200,17 @@ def test_a_slot_without_an_item_copies_nothing(rng):
     check(case, program, "late")
 
 
+@pytest.mark.parametrize("schedule", ["random", "late"])
+def test_the_next_page_waits_for_the_values_of_one_that_a_warp_skips(schedule, rng):
+    """Three of four warps see nothing of the first page, and then refill the stage that it may still come into."""
+    program = Program(Configuration(1, 1, False, 1, item_slots=4, table=True), "sm_90a", multiprocessors=1)
+    case = random_case(
+        rng, batch=1, seqlen_q=1, num_kv_heads=1, group=16, topk=8, lengths=[7 * 128 + 5], hostile=False
+    )
+    case.q2k_indices[...] = np.arange(8)[::-1]  # the page of five tokens comes first
+    check(replace(case, expected_out=None, expected_lse=None), program, schedule)
+
+
 @pytest.mark.parametrize("program", FAMILIES, ids=str)
 def test_random_problems(program, rng):
     case = fitting_case(rng, program)

@@ -82,6 +82,13 @@ __device__ __forceinline__ void decode(const Arguments& args) {
   if constexpr (kTable) fill_table(smem, threadIdx.x);
   __syncthreads();
   if (!live) return;
+  if constexpr (kKeysFirst) {
+    if (first < pages) {
+      const ulonglong2 codes = ptx::ld_shared_v2_u64(slot.sources(first));
+      request_values(lanes, 0, reinterpret_cast<const u8*>(codes.y + source_lanes(lane16, part).codes));
+    }
+    ptx::cp_async_commit_group();
+  }
 
   const int g = lane >> 2, t = lane & 3;
   u32 values_at = place.ring + kStageValues + 128 * t + ((8 * g) ^ ((t >> 1) << 5)) + (t & 1) * 64;
@@ -102,11 +109,13 @@ __device__ __forceinline__ void decode(const Arguments& args) {
                             slot.warp_stats(warp),
                             lane16};
   if constexpr (kLateSecondPage) {
-    ptx::cp_async_wait_group<0>();
+    ptx::cp_async_wait_group<kPageGroups - 1>();
 #pragma unroll
     for (int s = 1; s < kStages; ++s) {
       if (first + s * kPageStride < pages)
         request_listed(lanes, s * kStageBytes, slot, first + s * kPageStride, source_lanes(lane16, part));
+      else
+        request_nothing();
       ptx::cp_async_commit_group();
     }
   }
@@ -122,7 +131,7 @@ __device__ __forceinline__ void decode(const Arguments& args) {
     }
   }
   auto step = [&](int rank, u32 stage) {
-    ptx::cp_async_wait_group<kStages - 1>();
+    wait_for_keys();
     __syncwarp();
     const int visible = static_cast<int>(ptx::ld_shared_u32(slot.fixed + kSlotVisible + rank * 4));
     if constexpr (kCooperative) {
@@ -131,11 +140,16 @@ __device__ __forceinline__ void decode(const Arguments& args) {
         __syncthreads();  // the next copies and maxima overwrite what others still read
     } else {
       const int own_visible = visible - static_cast<int>(part) * kWarpTokens;
-      if (own_visible > 0) attend_part(state, at, stage, own_visible);
+      if (own_visible > 0)
+        attend_part(state, at, stage, own_visible);
+      else
+        wait_for_values();  // the next copies go where these do
       __syncwarp();
     }
     if (rank + kStages * kPageStride < pages)
       request_listed(lanes, stage, slot, rank + kStages * kPageStride, source_lanes(lane16, part));
+    else
+      request_nothing();
     ptx::cp_async_commit_group();
   };
   if constexpr (kRolledLoop || kStages != 2) {

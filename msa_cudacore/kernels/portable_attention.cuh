@@ -1,6 +1,7 @@
 // The page loop's work: a warp's part of a page from global memory to its accumulators.
 #pragma once
 #include "cp_async.cuh"
+#include "logic.cuh"
 #include "mma_sync.cuh"
 #include "nvfp4.cuh"
 #include "portable_plan.cuh"
@@ -44,20 +45,45 @@ __device__ __forceinline__ SourceLanes source_lanes(u32 lane16, u32 part) {
           lane16 < 2 * kPartScales, lane16 < kPartScales};
 }
 
-// Starts the copies of a warp's part of a page; the pointers are this lane's.
-__device__ __forceinline__ void request_part(const RingLanes& to, u32 stage, const u8* keys, const u8* values,
-                                             const u8* scales, bool brings_scales) {
+// Starts the copies of a warp's part of a page; the pointers are this lane's. Keys bring the scales of both.
+__device__ __forceinline__ void request_keys(const RingLanes& to, u32 stage, const u8* keys, const u8* scales,
+                                             bool brings_scales) {
 #pragma unroll
   for (u32 i = 0; i < kPartCodes; i += 512) ptx::cp_async_cg_16(to.linear + stage + i, keys + i);
   if (kPartScales == 256 || brings_scales) ptx::cp_async_cg_16(to.linear + stage + kStageKeyScales, scales);
+}
+
+__device__ __forceinline__ void request_values(const RingLanes& to, u32 stage, const u8* values) {
 #pragma unroll
   for (u32 i = 0; i < kPartCodes; i += 512) ptx::cp_async_cg_16(to.values + stage + i, values + i);
 }
 
+__device__ __forceinline__ void request_part(const RingLanes& to, u32 stage, const u8* keys, const u8* values,
+                                             const u8* scales, bool brings_scales) {
+  request_keys(to, stage, keys, scales, brings_scales);
+  if constexpr (kKeysFirst) ptx::cp_async_commit_group();
+  request_values(to, stage, values);
+}
+
+// In place of a part that does not exist, so that the same number of groups is pending.
+__device__ __forceinline__ void request_nothing() {
+  if constexpr (kKeysFirst) ptx::cp_async_commit_group();
+}
+
+// Waits for the oldest page's keys or for all of it, while the other stages' groups are pending. These are the lane's
+// own copies: a __syncwarp before what other lanes copied.
+__device__ __forceinline__ void wait_for_keys() { ptx::cp_async_wait_group<kPageGroups * kStages - 1>(); }
+__device__ __forceinline__ void wait_for_values() {
+  if constexpr (kKeysFirst) ptx::cp_async_wait_group<kPageGroups * kStages - 2>();
+}
+
 __device__ __forceinline__ void request_page(const RingLanes& to, u32 stage, const PageSources& from,
                                              const SourceLanes& lanes) {
-  request_part(to, stage, from.keys + lanes.codes, from.values + lanes.codes,
-               (lanes.key_scales ? from.key_scales : from.value_scales) + lanes.scales, lanes.brings_scales);
+  const u8* scales = (lanes.key_scales ? from.key_scales : from.value_scales) + lanes.scales;
+  if constexpr (kKeysFirst)
+    request_keys(to, stage, from.keys + lanes.codes, scales, lanes.brings_scales);
+  else
+    request_part(to, stage, from.keys + lanes.codes, from.values + lanes.codes, scales, lanes.brings_scales);
 }
 
 __device__ __forceinline__ void request_listed(const RingLanes& to, u32 stage, const SlotAddresses& slot,
@@ -87,6 +113,11 @@ __device__ __forceinline__ void fill_table(SharedAddress table, int thread) {
 // lane4: 4 * lane, so that every lane reads its own bank.
 __device__ __forceinline__ u32 look_up(SharedAddress table, u32 word, int byte, u32 lane4) {
   return ptx::ld_shared_u32(table + __byte_perm(word, lane4, 0x5504 | (byte << 4)));
+}
+
+// The low nibbles of x and the high nibbles of y.
+__device__ __forceinline__ u32 low_nibbles_else(u32 x, u32 y) {
+  return ptx::lop3_b32<(0xF0 & 0xAA) | (0xCC & 0x55)>(x, y, 0x0F0F0F0Fu);
 }
 
 // ---- Attention
@@ -254,10 +285,9 @@ __device__ __forceinline__ void accumulate_values(WarpState& state, const uint4 
     for (int w = 0; w < 2; ++w) {
       const u32 a = w ? token[0].y : token[0].x, b = w ? token[1].y : token[1].x,
                 c = w ? token[2].y : token[2].x, d = w ? token[3].y : token[3].x;
-      if (2 * u + w < kValueTableWords) {
-        constexpr u32 kLow = 0x0F0F0F0Fu, kHigh = 0xF0F0F0F0u;
-        const u32 first[2] = {(a & kLow) | ((b << 4) & kHigh), ((a >> 4) & kLow) | (b & kHigh)};
-        const u32 second[2] = {(c & kLow) | ((d << 4) & kHigh), ((c >> 4) & kLow) | (d & kHigh)};
+      if constexpr (kTable) {
+        const u32 first[2] = {low_nibbles_else(a, b << 4), low_nibbles_else(a >> 4, b)};
+        const u32 second[2] = {low_nibbles_else(c, d << 4), low_nibbles_else(c >> 4, d)};
 #pragma unroll
         for (int dim = 0; dim < 8; ++dim) {
           const u32 pair01 = look_up(at.table, first[dim & 1], dim >> 1, at.lane16 >> 2);
@@ -288,6 +318,8 @@ __device__ __forceinline__ void attend_part(WarpState& state, const WarpAddresse
                                             int visible) {
   float score[kTokenTiles][4];
   score_keys(score, at, stage);
+  wait_for_values();
+  if constexpr (kKeysFirst) __syncwarp();
   u32 value_scales[kTokenTiles];
 #pragma unroll
   for (int n = 0; n < kTokenTiles; ++n)

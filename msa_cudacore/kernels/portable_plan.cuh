@@ -47,15 +47,16 @@ static_assert(kItemSlots == 1 || !kSplit, "splits of several items would share b
 static_assert(!kCooperative || (!kTable && kWarps == 4), "cooperation is for a CTA with one page at a time");
 static_assert(kIdsPerLane == 1 || kIdsPerLane == 2, "top-k up to 64");
 
-// Look-ups take load off the integer pipe and put it on the shared-memory pipe: all keys and half of the
-// values balance.
-constexpr int kValueTableWords = kTable ? 2 : 0;  // of a lane's 2 * kTokenTiles / 2 pairs of value words
-constexpr int kTilesAtOnce = kRoomy ? kTokenTiles : 2;
+constexpr int kTilesAtOnce = kRoomy || kTable ? kTokenTiles : 2;
 // Straight-line code for both stages saves address arithmetic; with few pages a CTA, fetching it costs more
 // than it saves.
 constexpr bool kRolledLoop = kSplits >= 4;
 // One page in flight until it has arrived: all CTAs' first pages then come before anybody's second.
 constexpr bool kLateSecondPage = !kSplit;
+// Keys (with the scales of both) and values are commit groups of their own, and the first page's values are requested
+// after everybody's keys: scores start when half of the first pages has come.
+constexpr bool kKeysFirst = kTable;
+constexpr int kPageGroups = kKeysFirst ? 2 : 1;
 
 // A warp's part of a page in the ring: codes of keys and values, then their scales.
 constexpr int kStages = kWarpsPerPage == 4 ? 2 : 4;
