@@ -412,9 +412,15 @@ WORKSPACE = Program(Configuration(1, 2, False, 1), "sm_86")
 
 # What each line is for, seen by breaking it: (program, text, replacement).
 FAULTS = {
-    "a page has arrived before it is read": (PLAIN, "ptx::cp_async_wait_group<kStages - 1>();", ""),
+    "a page has arrived before it is read": (PLAIN, "ptx::cp_async_wait_group<kPageGroups * kStages - 1>();", ""),
     "the last page has arrived before it is read": (
-        PLAIN, "ptx::cp_async_wait_group<kStages - 1>();", "ptx::cp_async_wait_group<kStages>();"
+        PLAIN, "ptx::cp_async_wait_group<kPageGroups * kStages - 1>();", "ptx::cp_async_wait_group<kStages>();"
+    ),
+    "keys have arrived before they are read": (
+        TABLE, "ptx::cp_async_wait_group<kPageGroups * kStages - 1>();", "ptx::cp_async_wait_group<2 * kStages>();"
+    ),
+    "values have arrived before they are read": (
+        TABLE, "ptx::cp_async_wait_group<kPageGroups * kStages - 2>();", "ptx::cp_async_wait_group<2 * kStages - 1>();"
     ),
     "a page goes into the stage that is free": (
         PLAIN, "request_listed(lanes, stage, slot, rank + kStages * kPageStride",
