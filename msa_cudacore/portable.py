@@ -64,15 +64,17 @@ class Configuration:
     def shared_bytes(self) -> int:
         """Dynamic shared memory of one CTA, bytes; `kernels/portable_plan.cuh` lays out the same sum."""
         max_topk = 32 * self.ids_per_lane
+        maxima = self.page_slots * _HEADS * self.warps_per_page * 4 if self.cooperative else 0
         slot = 8 * 512 + max_topk * 4 + _HEADS * 8 + 64  # queries, visible tokens, scales, barrier and item
         if self.table:  # sources and statistics lie in the table's gaps, as far apart as the slots
-            slot = -(-slot // 256) * 256
+            slot = -(-(slot + maxima) // 256) * 256
         else:
-            slot += max_topk * 32 + (_HEADS * 16 + 8 * 512 if self.cooperative else self.item_warps * 128)
+            slot += max_topk * 32 + self.item_warps * 128 + maxima
+        ring = _RING_BYTES // 2 if self.cooperative and self.warps_per_page == 8 else _RING_BYTES
         inbox = _HEADS * (128 * 4 + 8) if self.cluster_merge else 0
         return (
             (_TABLE_BYTES if self.table else 0)
-            + self.item_slots * (self.item_warps * _RING_BYTES + slot)
+            + self.item_slots * (self.item_warps * ring + slot)
             + inbox
         )
 
@@ -143,13 +145,15 @@ def _fill(items: int, pages: int, multiprocessors: int, roomy: bool, capability:
     if items > multiprocessors // 2:
         return Configuration(slots(4), 1, False, 1, table=True) if roomy else Configuration(slots(2), 1, False, 1)
     if items > multiprocessors // 4:
-        page_slots = slots(2)
-        return Configuration(page_slots, parts(2, page_slots), False, 1, warps_per_page=8 if roomy else 4)
+        page_slots = slots(4 if roomy else 2)
+        # Clusters of two find a place on every multiprocessor, larger ones do not.
+        return Configuration(page_slots, parts(2, page_slots), False, 1, table=roomy, cooperative=roomy)
     if items > multiprocessors // 8:
-        return Configuration(1, parts(8), False, 1)
+        return Configuration(1, parts(8), False, 1, cooperative=True)
     # A cluster of 16 is beyond what every part of an architecture can schedule; whole parts of 9.0 can.
     most = 16 if capability == (9, 0) and multiprocessors >= 128 and items <= 8 else 8
-    return Configuration(1, parts(most), False, 1, cooperative=True)
+    warps = 8 if roomy and items <= 8 else 4
+    return Configuration(1, parts(most), False, 1, warps_per_page=warps, cooperative=True)
 
 
 def _power_of_two_at_least(number: int) -> int:
@@ -214,7 +218,7 @@ class PortableProgram:
         items = call.problem.items
         if items == 0:
             return Bound(steps=(), plan=plan, device=device)
-        arguments = kernel_arguments(call, workspace.pointer if workspace is not None else 0)
+        arguments = list(kernel_arguments(call, workspace.pointer if workspace is not None else 0).values())
         geometries = {
             "msa_decode": Geometry(
                 grid=configuration.ctas(items, device.multiprocessors),
@@ -235,30 +239,41 @@ class PortableProgram:
         return Bound(steps=tuple(steps), plan=plan, device=device)
 
 
-def kernel_arguments(call: Call, workspace_pointer: int) -> list[np.generic]:
-    """The parameter list of both entries, in the order of `Params` in `kernels/portable.cu`."""
+def kernel_arguments(call: Call, workspace_pointer: int) -> dict[str, np.generic]:
+    """The parameters of both entries by name, in the order of `kernels/portable.cu`.
+
+    That is the order of their first use: a line of 64 bytes that nobody has read yet costs a CTA 115 cycles
+    (H200), and the loads of the selection wait for the first two lines alone.
+    """
     problem = call.problem
-    pointers = [
-        call.q, call.k, call.v, call.k_scale, call.v_scale, call.q2k_indices, call.page_table, call.seqused_k,
-        call.out, call.lse,
-    ]
-    strides: list[int] = []
-    for tensor in (call.k, call.v, call.k_scale, call.v_scale, call.q):
-        strides += tensor.canonical_strides()[:2]
-    strides += call.q2k_indices.canonical_strides()
-    strides += call.page_table.canonical_strides()
-    strides += call.seqused_k.canonical_strides()
-    strides += call.out.canonical_strides()[:2]
-    strides += call.lse.canonical_strides()
-    sizes = [
-        problem.batch, problem.seqlen_q, problem.num_kv_heads, problem.group, problem.topk, problem.max_pages,
-        problem.num_pages,
-    ]
-    return [
-        *(np.uint64(tensor.pointer) for tensor in pointers),
-        np.uint64(workspace_pointer),
-        *(np.int64(stride) for stride in strides),
-        *(np.int32(size) for size in sizes),
-        np.float32(call.score_scale),
-        np.float32(call.v_global_scale),
-    ]
+    values: dict[str, np.generic] = {}
+
+    def size(**sizes: int) -> None:
+        values.update((name, np.int32(number)) for name, number in sizes.items())
+
+    def tensor(name: str, of: Tensor, *strides: str) -> None:
+        values[name] = np.uint64(of.pointer)
+        values.update(
+            (f"{name}_{axis}", np.int64(stride))
+            for axis, stride in zip(strides, of.canonical_strides())
+            if axis
+        )
+
+    size(
+        num_kv_heads=problem.num_kv_heads, seqlen_q=problem.seqlen_q, topk=problem.topk,
+        max_pages=problem.max_pages,
+    )
+    tensor("q2k", call.q2k_indices, "head", "row", "j")
+    tensor("seqused_k", call.seqused_k, "stride")
+    tensor("page_table", call.page_table, "row", "j")
+    tensor("q", call.q, "row", "head")
+    size(num_pages=problem.num_pages, group=problem.group)
+    for name in ("k", "v", "k_scale", "v_scale"):
+        tensor(name, getattr(call, name), "page", "head")
+    values["score_scale"] = np.float32(call.score_scale)
+    values["v_global_scale"] = np.float32(call.v_global_scale)
+    values["workspace"] = np.uint64(workspace_pointer)
+    tensor("out", call.out, "row", "head")
+    tensor("lse", call.lse, "row", "head")
+    size(batch=problem.batch)
+    return values

@@ -30,6 +30,7 @@ from msa_cudacore.reference import Report, compare
 pytest.importorskip("numba")
 
 EXACT = {case.name: case for case in (*exact_cases(), *odd_stride_cases())}
+POINTERS = ("q", "k", "v", "k_scale", "v_scale", "q2k", "page_table", "seqused_k", "out", "lse")
 SCHEDULES = (("eager", 0), ("late", 0), ("random", 1))
 
 
@@ -100,6 +101,8 @@ KINDS = [
     Program(Configuration(2, 2, True, 1, warps_per_page=8), "sm_100a"),
     Program(Configuration(1, 2, True, 1, cooperative=True), "sm_90a"),
     Program(Configuration(1, 2, False, 1, cooperative=True), "sm_86"),
+    Program(Configuration(1, 4, True, 1, warps_per_page=8, cooperative=True), "sm_90a"),
+    Program(Configuration(4, 1, False, 1, table=True, cooperative=True), "sm_90a"),
     Program(Configuration(1, 4, False, 1), "sm_89"),
 ]
 """One program for each way through the kernel, for problems that try its arithmetic."""
@@ -136,11 +139,9 @@ def launch(
         call.out, call.lse,
     )
     workspace = np.full(configuration.workspace_bytes(call.problem), 0xFF, np.uint8)
-    arguments = [
-        *map(emulated.pointer_argument, tensors),
-        workspace if workspace.size else None,
-        *kernel_arguments(call, 0)[len(tensors) + 1 :],
-    ]
+    named = kernel_arguments(call, 0)
+    named |= dict(zip(POINTERS, map(emulated.pointer_argument, tensors), strict=True))
+    arguments = list((named | {"workspace": workspace if workspace.size else None}).values())
     kernels = module(text or source(configuration), program.arch)
     order: dict[str, Any] = {"schedule": schedule, "seed": seed, "memory": emulated.memory_of(call)}
     kernels.launch(
@@ -408,19 +409,19 @@ PLAIN = Program(Configuration(1, 1, False, 1), "sm_80")
 TABLE = Program(Configuration(2, 1, False, 1, item_slots=2, table=True), "sm_90a")
 CLUSTER = Program(Configuration(1, 2, True, 1), "sm_90a")
 COOPERATIVE = Program(Configuration(1, 2, True, 1, cooperative=True), "sm_90a")
+SIDE_BY_SIDE = Program(Configuration(2, 1, False, 1, cooperative=True), "sm_90a")
 WORKSPACE = Program(Configuration(1, 2, False, 1), "sm_86")
+
+WAIT_FOR_KEYS = "ptx::cp_async_wait_group<kPageGroups*(kStages - idle) - 1>();"
+WAIT_FOR_VALUES = "ptx::cp_async_wait_group<kPageGroups*(kStages - idle) - 2>();"
 
 # What each line is for, seen by breaking it: (program, text, replacement).
 FAULTS = {
-    "a page has arrived before it is read": (PLAIN, "ptx::cp_async_wait_group<kPageGroups * kStages - 1>();", ""),
-    "the last page has arrived before it is read": (
-        PLAIN, "ptx::cp_async_wait_group<kPageGroups * kStages - 1>();", "ptx::cp_async_wait_group<kStages>();"
-    ),
-    "keys have arrived before they are read": (
-        TABLE, "ptx::cp_async_wait_group<kPageGroups * kStages - 1>();", "ptx::cp_async_wait_group<2 * kStages>();"
-    ),
+    "a page has arrived before it is read": (PLAIN, WAIT_FOR_KEYS, ""),
+    "the last page has arrived before it is read": (PLAIN, WAIT_FOR_KEYS, WAIT_FOR_KEYS.replace(" - 1>", ">")),
+    "keys have arrived before they are read": (TABLE, WAIT_FOR_KEYS, WAIT_FOR_KEYS.replace(" - 1>", ">")),
     "values have arrived before they are read": (
-        TABLE, "ptx::cp_async_wait_group<kPageGroups * kStages - 2>();", "ptx::cp_async_wait_group<2 * kStages - 1>();"
+        TABLE, WAIT_FOR_VALUES, WAIT_FOR_VALUES.replace(" - 2>", " - 1>")
     ),
     "a page goes into the stage that is free": (
         PLAIN, "request_listed(lanes, stage, slot, rank + kStages * kPageStride",
@@ -434,12 +435,19 @@ FAULTS = {
     "every partial has arrived": (
         CLUSTER, "while (!ptx::mbarrier_try_wait_parity_cluster(slot + kSlotArrival, 0)) {\n  }", ""),
     "all partials are announced": (CLUSTER, "kHeads * (kHeadDim * 4 + 8));", "kHeads * (kHeadDim * 4));"),
+    "cooperating warps wait for their values": (COOPERATIVE, "  arrive();\n", ""),
     "cooperating warps have all maxima": (
-        COOPERATIVE, "__syncthreads();\n\n  // All four warps move", "// All four warps move"),
+        COOPERATIVE, "page_sync(page_slot);  // also: every warp's values have arrived", ""),
     "cooperating warps have all probabilities": (
-        COOPERATIVE, "__syncthreads();  // also: every warp's values have arrived", ""),
+        COOPERATIVE, "page_sync(page_slot);\n  if constexpr (!kRoomy)", "if constexpr (!kRoomy)"),
     "cooperating warps wait for readers": (
-        COOPERATIVE, "if (rank + kPageStride < pages)\n        __syncthreads();", ""),
+        COOPERATIVE, "page_sync(page_slot);  // also: every warp's values have arrived\n  refill();",
+        "refill();\n  page_sync(page_slot);"),
+    "cooperating warps clear the value scales of hidden tokens": (
+        COOPERATIVE, "clear_value_scales(at.ring, stage, own_visible, lane);", ""),
+    "slices are complete before they merge": (SIDE_BY_SIDE, "item_sync(place.item_slot);", ""),
+    "a slice replaces a ring that nobody reads": (
+        SIDE_BY_SIDE, "page_sync(page_slot);  // nobody reads this warp's ring any more", ""),
     "a split writes its own part of the workspace": (
         WORKSPACE, "store_partial(args, part, blockIdx.x / kSplits, split);",
         "store_partial(args, part, blockIdx.x / kSplits, 0);"),

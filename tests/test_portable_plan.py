@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +15,9 @@ from msa_cudacore.cases import random_case
 from msa_cudacore.contract import Problem, validate
 from msa_cudacore.launch import device as device_module
 from msa_cudacore.launch.device import DeviceFacts
-from msa_cudacore.portable import SPLITS, PortableProgram, choose_configuration, exact_arch, kernel_arguments
+from msa_cudacore.portable import (
+    SPLITS, Configuration, PortableProgram, choose_configuration, exact_arch, kernel_arguments, source,
+)
 
 
 def device(capability=(9, 0), multiprocessors=132) -> DeviceFacts:
@@ -37,6 +40,21 @@ def test_half_items_smooth_the_step_behind_one_item_for_each_multiprocessor():
 
     assert [chosen(items).splits for items in (132, 133, 198, 199, 264, 265)] == [1, 2, 2, 1, 1, 1]
     assert choose_configuration(problem(batch=133, hkv=1, max_pages=1), device()).splits == 1
+
+
+def test_small_batches_cooperate_in_clusters_that_fit():
+    """Of four CTAs or more only where two of them fit an SM: an H200 has room for 30 clusters of four on 132 SMs."""
+
+    def chosen(items):
+        c = choose_configuration(problem(batch=items, hkv=1), device())
+        return c.splits, c.page_slots, c.warps_per_page, c.cooperative
+
+    assert [chosen(items) for items in (1, 8)] == [(16, 1, 8, True)] * 2
+    assert [chosen(items) for items in (9, 16, 32, 33)] == [(8, 1, 4, True)] * 4
+    assert [chosen(items) for items in (34, 64, 66)] == [(2, 4, 4, True)] * 3
+    for items in range(1, 67):
+        c = choose_configuration(problem(batch=items, hkv=1), device())
+        assert c.splits <= 2 or 2 * c.shared_bytes <= device().shared_bytes_per_block and c.block <= 256
 
 
 def test_a_split_never_exceeds_the_pages_there_are():
@@ -85,30 +103,49 @@ def test_a_fixed_split_has_one_page_slot(batch, max_pages, splits):
     assert choose_configuration(problem(batch, max_pages=max_pages), device(), splits).page_slots == 1
 
 
-def test_kernel_arguments_stand_in_the_order_of_the_parameters(rng):
-    """Pointers, workspace, byte strides, sizes, scales, as `Params` of kernels/portable.cu lists them."""
+def test_kernel_arguments_are_what_they_are_called(rng):
+    """Pointers, byte strides, sizes, scales and workspace by name."""
     case = random_case(rng, layout="separate", group=3, num_kv_heads=2, batch=3, seqlen_q=2, topk=5, strided_inputs=True)
     out, lse = np.zeros((6, 9, 128), case.q.dtype)[:, 1:7], np.zeros((6, 8), np.float32)[:, :6]
     call = validate(**case.arguments(), out=out, lse=lse, bf16_as_uint16=False)
-    arrays = [case.q, case.k, case.v, case.k_scale, case.v_scale, case.q2k_indices, case.page_table, case.seqused_k, out, lse]
-    strides = [
-        *case.k.strides[:2], *case.v.strides[:2], *case.k_scale.strides[:2], *case.v_scale.strides[:2], *case.q.strides[:2],
-        *case.q2k_indices.strides, *case.page_table.strides, *case.seqused_k.strides, *out.strides[:2], *lse.strides,
-    ]
-    dims = zip([a.shape for a in (case.k, case.v, case.k_scale, case.v_scale, case.q)], range(5))
-    sizes = [n for shape, _ in dims for n in shape[:2]]
-    sizes += [*case.q2k_indices.shape, *case.page_table.shape, *case.seqused_k.shape, *out.shape[:2], *lse.shape]
-    strides = [0 if size == 1 else stride for size, stride in zip(sizes, strides, strict=True)]
-    softmax_scale = 128**-0.5 if case.softmax_scale is None else case.softmax_scale
-    expected = [
-        *(np.uint64(a.ctypes.data) for a in arrays), np.uint64(77), *map(np.int64, strides),
-        *map(np.int32, (3, 2, 2, 3, 5, case.page_table.shape[1], case.k.shape[0])),
-        np.float32(softmax_scale * case.k_global_scale * np.log2(np.e)), np.float32(case.v_global_scale),
-    ]
+    axes = {
+        "q": (case.q, "row", "head"), "k": (case.k, "page", "head"), "v": (case.v, "page", "head"),
+        "k_scale": (case.k_scale, "page", "head"), "v_scale": (case.v_scale, "page", "head"),
+        "q2k": (case.q2k_indices, "head", "row", "j"), "page_table": (case.page_table, "row", "j"),
+        "seqused_k": (case.seqused_k, "stride"), "out": (out, "row", "head"), "lse": (lse, "row", "head"),
+    }
+    expected = {"workspace": np.uint64(77), "v_global_scale": np.float32(case.v_global_scale)}
+    for name, (array, *strides) in axes.items():
+        expected[name] = np.uint64(array.ctypes.data)
+        for axis, size, stride in zip(strides, array.shape, array.strides):
+            expected[f"{name}_{axis}"] = np.int64(0 if size == 1 else stride)
+    sizes = {"batch": 3, "seqlen_q": 2, "num_kv_heads": 2, "group": 3, "topk": 5}
+    sizes |= {"max_pages": case.page_table.shape[1], "num_pages": case.k.shape[0]}
+    expected |= {name: np.int32(size) for name, size in sizes.items()}
     given = kernel_arguments(call, 77)
-    assert [type(a) for a in given] == [type(a) for a in expected]
-    np.testing.assert_allclose(given[-2], expected[-2], rtol=1e-6)
-    assert given[:-2] == expected[:-2] and given[-1] == expected[-1]
+    softmax_scale = 128**-0.5 if case.softmax_scale is None else case.softmax_scale
+    score_scale = given.pop("score_scale")
+    assert type(score_scale) is np.float32
+    np.testing.assert_allclose(score_scale, softmax_scale * case.k_global_scale * np.log2(np.e), rtol=1e-6)
+    assert given == expected
+    assert all(type(value) is type(expected[name]) for name, value in given.items())
+
+
+def test_kernel_arguments_stand_in_the_order_of_the_parameters(rng):
+    """Both entries of kernels/portable.cu, and the structure that takes them, have them in this order."""
+    call = validate(**random_case(rng).arguments(), out=None, lse=None, bf16_as_uint16=False)
+    types = {np.uint64: "u8*", np.int64: "i64", np.int32: "i32", np.float32: "float"}
+    expected = [(types[type(value)], name) for name, value in kernel_arguments(call, 0).items()]
+    text = source(Configuration(1, 1, False, 1))
+    for entry in ("msa_decode", "msa_merge"):
+        signature = re.search(rf" {entry}\((.*?)\)", text, re.DOTALL)[1]
+        assert re.findall(r"(?:const )?(\S+) (\w+)(?:,|$)", signature) == expected
+    body = re.search(r"struct Arguments {(.*?)};", text, re.DOTALL)[1]
+    members = re.findall(r"(?:const )?(\S+) ([\w, ]+);", body)
+    assert [(kind, name) for kind, names in members for name in names.split(", ")] == expected
+    # Initialisers, too.
+    for names in re.findall(r"\(\{\s*(num_kv_heads.*?)\}\)", text, re.DOTALL):
+        assert re.split(r",\s*", names) == [name for _, name in expected]
 
 
 @pytest.mark.parametrize("splits", [3, 5, 16, 64])

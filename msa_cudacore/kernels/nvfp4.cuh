@@ -33,6 +33,14 @@ __device__ __forceinline__ void decode_e2m1_columns(u32 codes, u32 (&pairs)[4]) 
   pairs[3] = __byte_perm(high, 0, 0x3414);
 }
 
+// Two codes of each of the two tokens, from the high nibbles: pairs[i] has code 2 * i + 1 of both, or code
+// 2 * i if the word was shifted left by four.
+__device__ __forceinline__ void decode_e2m1_high_columns(u32 codes, u32 (&pairs)[4]) {
+  const u32 high = (codes & 0x80808080u) | ((codes >> 3) & 0x0E0E0E0Eu);
+  pairs[0] = __byte_perm(high, 0, 0x2404);
+  pairs[1] = __byte_perm(high, 0, 0x3414);
+}
+
 // Two E4M3 scales (lower byte first) to a binary16 pair, exactly. Without the conversion instruction (before
 // compute capability 8.9) a NaN scale becomes 480: live tokens hold none, and dead ones never reach a result.
 __device__ __forceinline__ u32 decode_scales(u32 two_bytes) {

@@ -70,20 +70,30 @@ __device__ __forceinline__ void request_nothing() {
   if constexpr (kKeysFirst) ptx::cp_async_commit_group();
 }
 
-// Waits for the oldest page's keys or for all of it, while the other stages' groups are pending. These are the lane's
-// own copies: a __syncwarp before what other lanes copied.
-__device__ __forceinline__ void wait_for_keys() { ptx::cp_async_wait_group<kPageGroups * kStages - 1>(); }
+// Waits for the oldest page's keys or for all of it, while the groups of the other stages but `idle` are
+// pending. These are the lane's own copies: a __syncwarp before what other lanes copied.
+template <int idle = 0>
+__device__ __forceinline__ void wait_for_keys() {
+  ptx::cp_async_wait_group<kPageGroups*(kStages - idle) - 1>();
+}
+template <int idle = 0>
 __device__ __forceinline__ void wait_for_values() {
-  if constexpr (kKeysFirst) ptx::cp_async_wait_group<kPageGroups * kStages - 2>();
+  if constexpr (kKeysFirst) ptx::cp_async_wait_group<kPageGroups*(kStages - idle) - 2>();
 }
 
-__device__ __forceinline__ void request_page(const RingLanes& to, u32 stage, const PageSources& from,
-                                             const SourceLanes& lanes) {
-  const u8* scales = (lanes.key_scales ? from.key_scales : from.value_scales) + lanes.scales;
-  if constexpr (kKeysFirst)
-    request_keys(to, stage, from.keys + lanes.codes, scales, lanes.brings_scales);
-  else
-    request_part(to, stage, from.keys + lanes.codes, from.values + lanes.codes, scales, lanes.brings_scales);
+// What a lane reads of page 0, before the pages are known.
+struct PartSources {
+  const u8 *keys, *values, *scales;
+  i64 scales_page;
+};
+
+__device__ __forceinline__ PartSources part_sources(const Arguments& args, int kv_head,
+                                                    const SourceLanes& lanes) {
+  return {args.k + kv_head * args.k_head + lanes.codes, args.v + kv_head * args.v_head + lanes.codes,
+          (lanes.key_scales ? args.k_scale + kv_head * args.k_scale_head
+                            : args.v_scale + kv_head * args.v_scale_head) +
+              lanes.scales,
+          lanes.key_scales ? args.k_scale_page : args.v_scale_page};
 }
 
 __device__ __forceinline__ void request_listed(const RingLanes& to, u32 stage, const SlotAddresses& slot,
@@ -177,15 +187,24 @@ __device__ __forceinline__ void score_keys(float (&score)[kTokenTiles][4], const
   }
 }
 
-// Hides tokens from `visible` on: their scores, and their value scales, whose stale bytes may be NaN.
-__device__ __forceinline__ void hide_tail(float (&score)[kTokenTiles][4], u32 (&value_scales)[kTokenTiles],
-                                          int visible, int t) {
+// Hides the scores of tokens from `visible` on.
+__device__ __forceinline__ void hide_scores(float (&score)[kTokenTiles][4], int visible, int t) {
   const float minus_infinity = __int_as_float(0xFF800000);
 #pragma unroll
   for (int n = 0; n < kTokenTiles; ++n) {
     const int live = visible - (8 * n + 2 * t);
     if (live < 1) score[n][0] = score[n][2] = minus_infinity;
     if (live < 2) score[n][1] = score[n][3] = minus_infinity;
+  }
+}
+
+// The same, and their value scales, whose stale bytes may be NaN.
+__device__ __forceinline__ void hide_tail(float (&score)[kTokenTiles][4], u32 (&value_scales)[kTokenTiles],
+                                          int visible, int t) {
+  hide_scores(score, visible, t);
+#pragma unroll
+  for (int n = 0; n < kTokenTiles; ++n) {
+    const int live = visible - (8 * n + 2 * t);
     value_scales[n] &= live >= 2 ? 0xFFFFu : live == 1 ? 0x00FFu : 0u;
   }
 }

@@ -1,101 +1,166 @@
-// The page loop's work when the four warps of a page cooperate: each scores its own 32 tokens, all share the
-// probabilities, and each multiplies those of all 128 tokens with its slice of 32 value dims.
+// The page loop's work when the warps of a page cooperate: each scores its own tokens, all share the
+// probabilities, and each multiplies those of all 128 tokens with its slice of the value dims.
 //
-// Against warps on their own this costs barriers in each page and saves the merge of a 16 x 128 sum for each
-// warp, which is what a CTA with one or two pages would spend most of its time on.
+// Against warps on their own this costs two barriers in each page and saves the merge of a 16 x 128 sum for
+// each warp, which is what a CTA with few pages would spend most of its time on.
 #pragma once
+#include "barrier.cuh"
 #include "ldmatrix.cuh"
 #include "portable_attention.cuh"
 
-// Lane 4*g + t holds rows g and g + 8; out[j][0], out[j][1] are dims 8*t + j and 8*t + 4 + j of the slice. P
-// is 2^((score - reference) * scale - kHeadroom).
+// Codes are transposed in words of four, so eight warps share four slices of 32 dims: one takes the even
+// dims, the other the odd ones.
+constexpr int kSliceWarps = kWarpsPerPage / 4;
+constexpr int kSliceCodes = 4 / kSliceWarps;  // codes of a word that a warp multiplies
+constexpr u32 kSliceRowBytes = 32 / kSliceWarps * 4;
+
+// Lane 4*g + t holds rows g and g + 8; out[j][0], out[j][1] are dims 8*t + d and 8*t + 4 + d of the slice,
+// where d is j, or 2*j and 2*j + 1 for the two warps of a slice. P is 2^((score - reference) * scale -
+// kHeadroom).
 struct SliceState {
-  float out[4][4];
+  float out[kSliceCodes][4];
   float sum[4];
   float reference[2];
 };
 
-// out += P V for a slice of 32 dims. 32 tokens at a time: four 8 x 8 tiles of words of four codes,
-// transposed, so that a register holds the codes of dims 4*g to 4*g + 3 for tokens 2*t (lower half) and 2*t
-// + 1.
-__device__ __forceinline__ void accumulate_slice(SliceState& state, SharedAddress page_ring,
-                                                 SharedAddress probabilities, u32 slice, u32 lane, u32 stage,
-                                                 int visible) {
-  const u32 g = lane >> 2, t = lane & 3;
+// Meets the warps that work on the same page.
+__device__ __forceinline__ void page_sync(u32 page_slot) {
+  if constexpr (kPageSlots > 1)
+    ptx::barrier_cta_sync(1 + page_slot, 32 * kWarpsPerPage);
+  else
+    __syncthreads();
+}
+
+// Ring of the warp that brought a token of the page, relative to that of the page's warp 0.
+__device__ __forceinline__ constexpr u32 ring_of_token(u32 token) {
+  return token / kWarpTokens * kWarpRingBytes;
+}
+
+// Tokens from `visible` on of the warp's part: value scales become zero, since stale bytes may be NaN.
+__device__ __forceinline__ void clear_value_scales(SharedAddress ring, u32 stage, int visible, u32 lane) {
+#pragma unroll
+  for (u32 word = lane; word < kPartScales / 4; word += 32) {  // four tokens of a scale group
+    const int live = visible - static_cast<int>(word / 8 * 4);
+    if (live >= 4) continue;
+    const SharedAddress at = ring + stage + kStageValueScales + word * 4;
+    ptx::st_shared_u32(at, live <= 0 ? 0 : ptx::ld_shared_u32(at) & ((1u << (8 * live)) - 1));
+  }
+}
+
+// A slice of V as B fragments, a k-step of 16 tokens after the other.
+struct SliceFragments {
+  u32 pairs[kPageTokens / 16][kSliceCodes][2];
+};
+
+// 32 tokens at a time: four 8 x 8 tiles of words of four codes, transposed, so that a register holds the
+// codes of dims 4*g to 4*g + 3 for tokens 2*t (lower half) and 2*t + 1.
+__device__ __forceinline__ void decode_slice(SliceFragments& fragments, SharedAddress page_ring, u32 warp,
+                                             u32 lane, u32 stage) {
+  const u32 g = lane >> 2, t = lane & 3, slice = warp / kSliceWarps;
   const SharedAddress codes_at =
-      page_ring + stage + kStageValues +
-      ((lane * 64 + slice * 16) ^ (((lane >> 1) & 1) << 6) ^ (((lane >> 2) & 1) << 5));
+      page_ring + stage + kStageValues + ring_of_token(lane) +
+      ((lane % kWarpTokens * 64 + slice * 16) ^ (((lane >> 1) & 1) << 6) ^ (((lane >> 2) & 1) << 5));
   const SharedAddress scales_at =
       page_ring + stage + kStageValueScales + (t >> 1) * 32 + (2 * slice + (g >> 2)) * 4 + (t & 1) * 2;
+  const u32 to_high = warp % kSliceWarps == 0 ? 4 : 0;
 #pragma unroll
-  for (int part = 0; part < 4; ++part) {  // of the page: each lies in its own warp's ring
+  for (int part = 0; part < kPageTokens / 32; ++part) {
     u32 codes[4];
-    ptx::ldmatrix_x4_trans_b16(codes_at + part * kWarpRingBytes, codes);
+    ptx::ldmatrix_x4_trans_b16(codes_at + ring_of_token(32 * part), codes);
 #pragma unroll
-    for (int u = 0; u < 2; ++u) {
-      u32 scales[2];
+    for (int tile = 0; tile < 4; ++tile) {
+      const u32 token = 32 * part + 8 * tile;
+      const u32 scales = decode_scales(
+          ptx::ld_shared_u16(scales_at + ring_of_token(token) + token % kWarpTokens * 8));
+      u32 pairs[4];
+      if constexpr (kSliceWarps == 1)
+        decode_e2m1_columns(codes[tile], pairs);
+      else
+        decode_e2m1_high_columns(codes[tile] << to_high, pairs);
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int n = 2 * u + e, live = visible - (32 * part + 8 * n + 2 * static_cast<int>(t));
-        const u32 bytes = ptx::ld_shared_u16(scales_at + part * kWarpRingBytes + n * 64);
-        scales[e] = decode_scales(live >= 2   ? bytes
-                                  : live == 1 ? bytes & 0xFFu
-                                              : 0u);  // stale bytes may be NaN
-      }
-      const uint4 p = ptx::ld_shared_v4_u32(probabilities + (2 * part + u) * 512 + lane * 16);
-      u32 first[4], second[4];
-      decode_e2m1_columns(codes[2 * u], first);
-      decode_e2m1_columns(codes[2 * u + 1], second);
-      ptx::mma_sync_m16n8k16_f32_f16(state.sum, p, kOnes, kOnes);
-#pragma unroll
-      for (int j = 0; j < 4; ++j)
-        ptx::mma_sync_m16n8k16_f32_f16(state.out[j], p, ptx::mul_rn_f16x2(first[j], scales[0]),
-                                       ptx::mul_rn_f16x2(second[j], scales[1]));
+      for (int j = 0; j < kSliceCodes; ++j)
+        fragments.pairs[token / 16][j][tile & 1] = ptx::mul_rn_f16x2(pairs[j], scales);
     }
   }
 }
 
+// out += P V for a slice.
+__device__ __forceinline__ void accumulate_slice(SliceState& state, const SliceFragments& fragments,
+                                                 SharedAddress page_ring, u32 lane, u32 stage) {
+#pragma unroll
+  for (int step = 0; step < kPageTokens / 16; ++step) {
+    const uint4 p = ptx::ld_shared_v4_u32(page_ring + stage + ring_of_token(16 * step) +
+                                          16 * step % kWarpTokens * 32 + lane * 16);
+    ptx::mma_sync_m16n8k16_f32_f16(state.sum, p, kOnes, kOnes);
+#pragma unroll
+    for (int j = 0; j < kSliceCodes; ++j)
+      ptx::mma_sync_m16n8k16_f32_f16(state.out[j], p, fragments.pairs[step][j][0],
+                                     fragments.pairs[step][j][1]);
+  }
+}
+
 // A page whose parts have arrived in their warps' rings; tokens from `visible` on are hidden. page_ring: ring
-// of warp 0.
+// of the page's warp 0. arrive: waits for this lane's copies of values. refill: called when every warp has
+// finished the page before this one.
+template <typename Arrive, typename Refill>
 __device__ __forceinline__ void attend_page(SliceState& state, const WarpAddresses& at,
-                                            const SlotAddresses& slot, SharedAddress page_ring, u32 warp,
-                                            u32 stage, int visible) {
+                                            SharedAddress page_maxima, SharedAddress page_ring, u32 page_slot,
+                                            u32 warp, u32 stage, int visible, const Arrive& arrive,
+                                            const Refill& refill) {
   const u32 lane = at.lane16 >> 4;
-  const SharedAddress maxima = slot.fixed + kSlotMaxima, shared_p = slot.fixed + kSlotProbabilities;
   const int own_visible = visible - static_cast<int>(warp) * kWarpTokens;
   float score[kTokenTiles][4];
-  u32 unused_scales[kTokenTiles] = {};
   if (own_visible > 0) score_keys(score, at, stage);
-  if (own_visible < kWarpTokens) hide_tail(score, unused_scales, own_visible, lane & 3);
+  if (own_visible < kWarpTokens) {
+    hide_scores(score, own_visible, lane & 3);
+    clear_value_scales(at.ring, stage, own_visible, lane);
+  }
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     const float largest = row_maximum(score, row);
-    if ((lane & 3) == 0) ptx::st_shared_f32(maxima + ((lane >> 2) + 8 * row) * 16 + warp * 4, largest);
+    if ((lane & 3) == 0)
+      ptx::st_shared_f32(page_maxima + ((lane >> 2) + 8 * row) * (kWarpsPerPage * 4) + warp * 4, largest);
   }
-  __syncthreads();
+  arrive();
+  page_sync(page_slot);  // also: every warp's values have arrived
+  refill();
 
-  // All four warps move their references alike.
+  // All warps move their references alike.
+  float factor[2] = {1.0f, 1.0f};
   const float scale[2] = {ptx::ld_shared_f32(at.scales + (lane >> 2) * 8),
                           ptx::ld_shared_f32(at.scales + (lane >> 2) * 8 + 64)};
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    const float4 x = ptx::ld_shared_v4_f32(maxima + ((lane >> 2) + 8 * row) * 16);
-    const float largest = fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w));
+    const SharedAddress maxima = page_maxima + ((lane >> 2) + 8 * row) * (kWarpsPerPage * 4);
+    float largest = kNoReference;
+#pragma unroll
+    for (int w = 0; w < kWarpsPerPage; w += 4) {
+      const float4 x = ptx::ld_shared_v4_f32(maxima + w * 4);
+      largest = fmaxf(largest, fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)));
+    }
     if (fmaf(largest - state.reference[row], scale[row], -kHeadroom) >= kLargestExponent) {
-      scale_sums(state, row, ptx::ex2_approx_ftz_f32((state.reference[row] - largest) * scale[row]));
+      factor[row] = ptx::ex2_approx_ftz_f32((state.reference[row] - largest) * scale[row]);
       state.reference[row] = largest;
     }
   }
+  if (kRoomy || __any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f)) {
+    scale_sums(state, 0, factor[0]);
+    scale_sums(state, 1, factor[1]);
+  }
+  SliceFragments fragments;
+  if constexpr (kRoomy) decode_slice(fragments, page_ring, warp, lane, stage);  // beside the exponentials
   auto pair = [&](const float* s, int row) {
     const float lower = ptx::ex2_approx_ftz_f32(fmaf(s[0] - state.reference[row], scale[row], -kHeadroom));
     const float upper = ptx::ex2_approx_ftz_f32(fmaf(s[1] - state.reference[row], scale[row], -kHeadroom));
     return ptx::cvt_rn_f16x2_f32(upper, lower);
   };
+  // As A fragments, a k-step of 512 bytes, over the lane's own codes of keys.
 #pragma unroll
   for (int u = 0; u < kTokenTiles / 2; ++u)
-    ptx::st_shared_v4_u32(shared_p + (2 * warp + u) * 512 + at.lane16, pair(score[2 * u], 0),
+    ptx::st_shared_v4_u32(at.ring + stage + u * 512 + at.lane16, pair(score[2 * u], 0),
                           pair(score[2 * u] + 2, 1), pair(score[2 * u + 1], 0),
                           pair(score[2 * u + 1] + 2, 1));
-  __syncthreads();  // also: every warp's values have arrived
-  accumulate_slice(state, page_ring, shared_p, warp, lane, stage, visible);
+  page_sync(page_slot);
+  if constexpr (!kRoomy) decode_slice(fragments, page_ring, warp, lane, stage);
+  accumulate_slice(state, fragments, page_ring, lane, stage);
 }

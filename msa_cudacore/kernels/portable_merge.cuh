@@ -3,6 +3,7 @@
 #include "cluster.cuh"
 #include "fence.cuh"
 #include "mbarrier.cuh"
+#include "opaque.cuh"
 #include "portable_cooperative.cuh"
 
 constexpr float kLn2 = 0.693147180559945309f;
@@ -13,23 +14,32 @@ constexpr int kPartsPerHead = kHeadDim / kPartDims;
 // ---- Results
 // -------------------------------------------------------------------------------------------------------
 
+// Where a thread's part of a head's result goes.
+struct ResultPlace {
+  u8 *out, *lse;
+};
+
+__device__ __forceinline__ ResultPlace result_place(const Arguments& args, const ItemRow& item, int head,
+                                                    int dim) {
+  const i64 q_head = item.kv_head * args.group + head;
+  return {args.out + item.row * args.out_row + q_head * args.out_head + dim * 2,
+          args.lse + item.row * args.lse_row + q_head * args.lse_head};
+}
+
 // Natural logarithm of the sum of exponentials, -inf without keys. Beyond 2^50 an origin is all logit.
-__device__ __forceinline__ void store_lse(const Arguments& args, const ItemRow& item, int head, float origin,
-                                          float sum, float lift) {
+__device__ __forceinline__ void store_lse(u8* to, float origin, float sum, float lift) {
   const float lifted = fabsf(origin) > 0x1p50f ? origin * lift : origin;
   const float lse = sum == 0.0f ? __int_as_float(0xFF800000) : (lifted + ptx::lg2_approx_ftz_f32(sum)) * kLn2;
-  *reinterpret_cast<float*>(args.lse + item.row * args.lse_row +
-                            (item.kv_head * args.group + head) * args.lse_head) = lse;
+  *reinterpret_cast<float*>(to) = lse;
 }
 
 // Four dims at a time, divided by the sum, with the factors that decoding left out; a row without keys is
 // exactly zero.
 template <int n>
-__device__ __forceinline__ void store_output(const Arguments& args, const ItemRow& item, int head, int dim,
-                                             float sum, const float4 (&out)[n]) {
-  const float factor = sum == 0.0f ? 0.0f : args.v_global_scale * kCodeUnit / sum;
-  u8* row = args.out + item.row * args.out_row + (item.kv_head * args.group + head) * args.out_head;
-  uint2* to = reinterpret_cast<uint2*>(row + dim * 2);
+__device__ __forceinline__ void store_output(u8* at, float v_global_scale, float sum,
+                                             const float4 (&out)[n]) {
+  const float factor = sum == 0.0f ? 0.0f : v_global_scale * kCodeUnit / sum;
+  uint2* to = reinterpret_cast<uint2*>(at);
 #pragma unroll
   for (int i = 0; i < n; ++i)
     to[i] = make_uint2(ptx::cvt_rn_bf16x2_f32(out[i].y * factor, out[i].x * factor),
@@ -71,20 +81,39 @@ __device__ __forceinline__ void publish_warp(const WarpState& state, const SlotA
                             state.out[4 * i + 1][x], state.out[4 * i + 2][x], state.out[4 * i + 3][x]);
 }
 
-// Cooperating warps have nothing to merge: each holds a slice of 32 dims, a lane eight dims of row g (row 0)
-// and g + 8.
-__device__ __forceinline__ MergedPart<8> slice_of(const SliceState& state, SharedAddress slot, u32 slice,
-                                                  int lane, int row) {
-  MergedPart<8> part;
+// Cooperating warps of a page have nothing to merge: each holds a slice, a lane 2 * kSliceCodes places of
+// row g (row 0) and of row g + 8. Places are dims, but with two warps a slice the first has the even dims and
+// then the second has the odd ones.
+constexpr bool kPlacesAreDims = !kCooperative || kSliceWarps == 1;
+
+__device__ __forceinline__ MergedPart<2 * kSliceCodes> slice_of(const SliceState& state, SharedAddress slot,
+                                                                u32 warp, int lane, int row) {
+  MergedPart<2 * kSliceCodes> part;
   part.head = (lane >> 2) + 8 * row;
-  part.dim = slice * 32 + (lane & 3) * 8;
+  part.dim = (warp * 4 + (lane & 3)) * (2 * kSliceCodes);
   part.origin = fmaf(state.reference[row], ptx::ld_shared_f32(slot + kSlotScales + part.head * 8), kHeadroom);
   part.sum = state.sum[2 * row];
+  if constexpr (kSliceCodes == 4) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half)
-    part.out[half] = make_float4(state.out[0][2 * row + half], state.out[1][2 * row + half],
-                                 state.out[2][2 * row + half], state.out[3][2 * row + half]);
+    for (int half = 0; half < 2; ++half)
+      part.out[half] = make_float4(state.out[0][2 * row + half], state.out[1][2 * row + half],
+                                   state.out[2][2 * row + half], state.out[3][2 * row + half]);
+  } else {
+    part.out[0] = make_float4(state.out[0][2 * row], state.out[1][2 * row], state.out[0][2 * row + 1],
+                              state.out[1][2 * row + 1]);
+  }
   return part;
+}
+
+// Four dims of a head out of a row of 128 places.
+__device__ __forceinline__ float4 load_places(SharedAddress row, int dim) {
+  if constexpr (kPlacesAreDims) {
+    return ptx::ld_shared_v4_f32(row + dim * 4);
+  } else {
+    const SharedAddress at = row + (dim & ~31) * 4 + (dim & 31) * 2;
+    const float2 even = ptx::ld_shared_v2_f32(at), odd = ptx::ld_shared_v2_f32(at + 64);
+    return make_float4(even.x, odd.x, even.y, odd.y);
+  }
 }
 
 __device__ __forceinline__ void add_scaled(float4& sum, float factor, const float4& x) {
@@ -126,11 +155,72 @@ __device__ __forceinline__ MergedPart<kPartDims> merge_warps(const SlotAddresses
   return part;
 }
 
+// ---- Page slots of a CTA whose warps cooperate
+// ---------------------------------------------------------------------------
+
+// A warp's slice replaces the first stage of its ring, and the page's first warp tells origins and sums.
+// Chunks of 16 bytes are swizzled by row where a row fills all banks.
+__device__ __forceinline__ void publish_slice(const SliceState& state, const SlotAddresses& slot,
+                                              SharedAddress ring, u32 page_slot, u32 warp, int lane) {
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const auto part = slice_of(state, slot.fixed, warp, lane, row);
+    if (warp == 0 && (lane & 3) == 0)
+      ptx::st_shared_v2_f32(slot.warp_stats(page_slot) + part.head * 8, part.origin, part.sum);
+#pragma unroll
+    for (int i = 0; i < kSliceCodes / 2; ++i) {
+      const u32 chunk = (lane & 3) * (kSliceCodes / 2) + i, swizzle = kPlacesAreDims ? part.head & 7 : 0;
+      const float4& x = part.out[i];
+      ptx::st_shared_v4_f32(ring + part.head * kSliceRowBytes + (chunk ^ swizzle) * 16, x.x, x.y, x.z, x.w);
+    }
+  }
+}
+
+// Four dims of a head out of the slices of a page slot.
+__device__ __forceinline__ float4 load_slices(SharedAddress page_ring, int head, int dim) {
+  const SharedAddress row = page_ring + dim / 32 * kSliceWarps * kWarpRingBytes + head * kSliceRowBytes;
+  if constexpr (kPlacesAreDims) {
+    return ptx::ld_shared_v4_f32(row + (((dim & 31) >> 2) ^ (head & 7)) * 16);
+  } else {
+    const float2 even = ptx::ld_shared_v2_f32(row + (dim & 31) * 2),
+                 odd = ptx::ld_shared_v2_f32(row + (dim & 31) * 2 + kWarpRingBytes);
+    return make_float4(even.x, odd.x, even.y, odd.y);
+  }
+}
+
+// The page slots become one, kPartDims dims a thread.
+__device__ __forceinline__ MergedPart<kPartDims> merge_slices(const SlotAddresses& slot,
+                                                              SharedAddress item_ring, int thread) {
+  MergedPart<kPartDims> part;
+  part.head = thread / kPartsPerHead;
+  part.dim = thread % kPartsPerHead * kPartDims;
+  float2 stats[kPageSlots];
+  part.origin = kNoOrigin;
+#pragma unroll
+  for (int s = 0; s < kPageSlots; ++s) {
+    stats[s] = ptx::ld_shared_v2_f32(slot.warp_stats(s) + part.head * 8);
+    part.origin = fmaxf(part.origin, stats[s].x);
+  }
+  part.sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kPartDims / 4; ++i) part.out[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+  for (int s = 0; s < kPageSlots; ++s) {
+    const float factor = ptx::ex2_approx_ftz_f32(stats[s].x - part.origin);
+    part.sum = fmaf(factor, stats[s].y, part.sum);
+#pragma unroll
+    for (int i = 0; i < kPartDims / 4; ++i)
+      add_scaled(part.out[i], factor,
+                 load_slices(item_ring + s * (kWarpsPerPage * kWarpRingBytes), part.head, part.dim + 4 * i));
+  }
+  return part;
+}
+
 // ---- Splits of an item
 // ---------------------------------------------------------------------------------------------
 
-// Announces what this CTA will receive, before anything else: the cluster meets while the first loads are on
-// their way.
+// Announces what this CTA will receive, before the first load: the fence would hold up what waits for it. The
+// CTA arrives at the cluster's barrier later, while its first page is on its way.
 __device__ __forceinline__ void open_inbox(SharedAddress slot, int thread) {
   if (thread == 0) {
     ptx::mbarrier_init(slot + kSlotArrival, 1);
@@ -139,12 +229,12 @@ __device__ __forceinline__ void open_inbox(SharedAddress slot, int thread) {
   // ptxas initialises the barrier for the whole warp at once, which compute-sanitizer takes for another lane.
   __syncwarp();
   if (thread == 0) ptx::mbarrier_arrive_expect_tx(slot + kSlotArrival, kHeads * (kHeadDim * 4 + 8));
-  __syncwarp();
-  ptx::barrier_cluster_arrive_relaxed();
 }
 
 // Each CTA of the cluster owns kHeads / kSplits heads and receives their partials from all, itself included.
 constexpr int kOwned = kHeads / kSplits;
+// With one page slot a slice travels to its owners as it is.
+constexpr bool kDirectSlices = kCooperative && kClusterMerge && kPageSlots == 1;
 
 template <int kDims>
 __device__ __forceinline__ void push_partial(const MergedPart<kDims>& part, SharedAddress slot, u32 split) {
@@ -163,9 +253,16 @@ __device__ __forceinline__ void push_partial(const MergedPart<kDims>& part, Shar
 __device__ __forceinline__ void collect_partials(const Arguments& args, const ItemRow& item,
                                                  SharedAddress slot, u32 split, int thread) {
   constexpr int kLanes = kHeadDim / 4;  // threads for a head's result
+  const int dim = thread % kLanes * 4;
+  // Before the wait: these are the first reads of their parameters.
+  const ResultPlace first_place = result_place(args, item, split * kOwned + thread / kLanes, dim);
+  u64 out_at = reinterpret_cast<u64>(first_place.out), lse_at = reinterpret_cast<u64>(first_place.lse);
+  u32 v_global_scale = __float_as_uint(args.v_global_scale);
+  ptx::opaque(out_at);
+  ptx::opaque(lse_at);
+  ptx::opaque(v_global_scale);
   while (!ptx::mbarrier_try_wait_parity_cluster(slot + kSlotArrival, 0)) {
   }
-  const int dim = thread % kLanes * 4;
 #pragma unroll
   for (int first = 0; first < kOwned; first += kItemThreads / kLanes) {
     const int owned = first + thread / kLanes, head = split * kOwned + owned;
@@ -182,12 +279,15 @@ __device__ __forceinline__ void collect_partials(const Arguments& args, const It
     for (int s = 0; s < kSplits; ++s) {
       const float factor = ptx::ex2_approx_ftz_f32(stats[s].x - origin);
       sum = fmaf(factor, stats[s].y, sum);
+      const SharedAddress partial = slot + kSlotInbox + (s * kOwned + owned) * (kHeadDim * 4);
       add_scaled(out[0], factor,
-                 ptx::ld_shared_v4_f32(slot + kSlotInbox + ((s * kOwned + owned) * kHeadDim + dim) * 4));
+                 kDirectSlices ? load_places(partial, dim) : ptx::ld_shared_v4_f32(partial + dim * 4));
     }
-    store_output(args, item, head, dim, sum, out);
+    store_output(reinterpret_cast<u8*>(out_at) + first * args.out_head, __uint_as_float(v_global_scale), sum,
+                 out);
     if (dim == 0)
-      store_lse(args, item, head, origin, sum, ptx::ld_shared_f32(slot + kSlotScales + head * 8 + 4));
+      store_lse(reinterpret_cast<u8*>(lse_at) + first * args.lse_head, origin, sum,
+                ptx::ld_shared_f32(slot + kSlotScales + head * 8 + 4));
   }
 }
 
@@ -239,8 +339,9 @@ __device__ __forceinline__ void merge_workspace(const Arguments& args) {
       sum = fmaf(factor, stats[s].y, sum);
       add_scaled(out[0], factor, workspace_of(args, blockIdx.x, s, head).out[lane]);
     }
-    store_output(args, item, head, lane * 4, sum, out);
-    if (lane == 0) store_lse(args, item, head, origin, sum, row.lift);
+    const ResultPlace to = result_place(args, item, head, lane * 4);
+    store_output(to.out, args.v_global_scale, sum, out);
+    if (lane == 0) store_lse(to.lse, origin, sum, row.lift);
   }
 }
 
@@ -254,10 +355,10 @@ __device__ __forceinline__ void hand_over(const Arguments& args, const ItemRow& 
     if constexpr (kSplit) {
       store_partial(args, part, blockIdx.x / kSplits, split);
     } else {
-      store_output(args, item, part.head, part.dim, part.sum, part.out);
+      const ResultPlace to = result_place(args, item, part.head, part.dim);
+      store_output(to.out, args.v_global_scale, part.sum, part.out);
       if (part.dim == 0)
-        store_lse(args, item, part.head, part.origin, part.sum,
-                  ptx::ld_shared_f32(slot + kSlotScales + part.head * 8 + 4));
+        store_lse(to.lse, part.origin, part.sum, ptx::ld_shared_f32(slot + kSlotScales + part.head * 8 + 4));
     }
   }
 }

@@ -7,7 +7,7 @@
 //   int  kSplits        CTAs that share an item: 1, 2, 4, 8 or 16
 //   bool kClusterMerge  the splits of an item are a cluster and merge through distributed shared memory, not
 //   a workspace int  kIdsPerLane    1: top-k up to 32, 2: up to 64 bool kTable         part of the codes is
-//   decoded by a 64 KB table in shared memory bool kCooperative   the four warps of a page share their
+//   decoded by a 64 KB table in shared memory bool kCooperative   the warps of a page share their
 //   probabilities, and each takes a slice of the value dims
 #pragma once
 #include "types.cuh"
@@ -44,22 +44,28 @@ static_assert(kSplits >= 1 && kSplits <= kHeads && (kSplits & (kSplits - 1)) == 
               "a split owns kHeads / kSplits heads");
 static_assert(!kClusterMerge || kSplit, "one CTA has nothing to merge with");
 static_assert(kItemSlots == 1 || !kSplit, "splits of several items would share barriers");
-static_assert(!kCooperative || (!kTable && kWarps == 4), "cooperation is for a CTA with one page at a time");
+static_assert(!kCooperative || kItemSlots == 1, "cooperation is for CTAs with few pages");
 static_assert(kIdsPerLane == 1 || kIdsPerLane == 2, "top-k up to 64");
 
-constexpr int kTilesAtOnce = kRoomy || kTable ? kTokenTiles : 2;
+constexpr int kTilesAtOnce = kRoomy || kTable || kCooperative ? kTokenTiles : 2;
 // Straight-line code for both stages saves address arithmetic; with few pages a CTA, fetching it costs more
 // than it saves.
-constexpr bool kRolledLoop = kSplits >= 4;
+constexpr bool kRolledLoop = kSplits >= 4 || kCooperative;
 // One page in flight until it has arrived: all CTAs' first pages then come before anybody's second.
 constexpr bool kLateSecondPage = !kSplit;
-// Keys (with the scales of both) and values are commit groups of their own, and the first page's values are requested
-// after everybody's keys: scores start when half of the first pages has come.
-constexpr bool kKeysFirst = kTable;
+// Queries are staged while the page ids are on their way, or, with few pages, while the first page is.
+constexpr bool kLateQueries = kCooperative;
+// Keys (with the scales of both) and values are commit groups of their own: scores start when the keys have
+// come.
+constexpr bool kKeysFirst = kTable || kCooperative;
 constexpr int kPageGroups = kKeysFirst ? 2 : 1;
+// With many pages in flight, the first page's values are requested after everybody's keys.
+constexpr bool kLateValues = kKeysFirst && !kCooperative;
 
 // A warp's part of a page in the ring: codes of keys and values, then their scales.
-constexpr int kStages = kWarpsPerPage == 4 ? 2 : 4;
+constexpr int kStages = kWarpsPerPage == 4 || kCooperative ? 2 : 4;
+// Pages requested as soon as their ids are known; the others are read off the list of pages.
+constexpr int kFirstPages = kLateSecondPage || kCooperative ? 1 : kStages;
 constexpr u32 kPartCodes = kWarpTokens * 64;
 constexpr u32 kPartScales = kWarpTokens * 8;
 constexpr u32 kStageValues = kPartCodes;
@@ -67,7 +73,8 @@ constexpr u32 kStageKeyScales = 2 * kPartCodes;
 constexpr u32 kStageValueScales = kStageKeyScales + kPartScales;
 constexpr u32 kStageBytes = kStageValueScales + kPartScales;
 constexpr u32 kWarpRingBytes = kStages * kStageBytes;
-static_assert(kWarpRingBytes >= kHeads * kHeadDim * 4, "a warp's accumulators replace its ring at the end");
+static_assert(kCooperative || kWarpRingBytes >= kHeads * kHeadDim * 4,
+              "a warp's accumulators replace its ring at the end");
 
 // Dynamic shared memory, in bytes: decoding table, rings of all warps, then a part for each item slot. Table
 // entries of 128 bytes (one word a bank) lie 256 apart; in the gaps are the parts of the slots that are not
@@ -83,12 +90,11 @@ constexpr u32 kSlotItem = kSlotArrival + 16;              // row and KV head, fo
 constexpr u32 kSlotSources = kSlotArrival + 64;           // [kMaxTopk] PageSources, unless in the gaps
 // [kItemWarps][kHeads] (origin, sum), unless in the gaps
 constexpr u32 kSlotWarpStats = kSlotSources + kMaxTopk * 32;
-// Cooperative, instead: maxima of the page's scores [kHeads][4], and probabilities as A fragments [8 k-steps][32][16 bytes]
-constexpr u32 kSlotMaxima = kSlotSources + kMaxTopk * 32;
-constexpr u32 kSlotProbabilities = kSlotMaxima + kHeads * 16;
-constexpr u32 kSlotBytes = kTable         ? (kSlotSources + 255) / 256 * 256
-                           : kCooperative ? kSlotProbabilities + 8 * 512
-                                          : kSlotWarpStats + kItemWarps * 128;
+// Cooperative: maxima of the scores of each page in work, [kPageSlots][kHeads][kWarpsPerPage].
+constexpr u32 kMaximaBytes = kCooperative ? kHeads * kWarpsPerPage * 4 : 0;
+constexpr u32 kSlotMaxima = kTable ? kSlotSources : kSlotWarpStats + kItemWarps * 128;
+constexpr u32 kSlotEnd = kSlotMaxima + kPageSlots * kMaximaBytes;
+constexpr u32 kSlotBytes = kTable ? (kSlotEnd + 255) / 256 * 256 : kSlotEnd;
 static_assert(!kTable || (kSlotBytes >= kMaxTopk / 4 * 256 && kSlotBytes >= kItemWarps * 256 &&
                           2 * kItemSlots * kSlotBytes <= kTableBytes),
               "gaps: four sources each, then one a warp, as far apart as the slots");
@@ -111,16 +117,35 @@ struct SlotAddresses {
   }
 };
 
-// Everything a launch gets; strides in bytes.
+// Everything a launch gets, in the order of first use; strides in bytes. A line of 64 bytes of parameters
+// takes some 115 cycles when it is first read, and the loads of the selection wait for the first two alone.
 struct Arguments {
-  const u8 *q, *k, *v, *k_scale, *v_scale, *q2k, *page_table, *seqused_k;
-  u8 *out, *lse, *workspace;
-  i64 k_page, k_head, v_page, v_head, k_scale_page, k_scale_head, v_scale_page, v_scale_head;
-  i64 q_row, q_head, q2k_head, q2k_row, q2k_j, page_table_row, page_table_j, seqused_stride;
-  i64 out_row, out_head, lse_row, lse_head;
-  i32 batch, seqlen_q, num_kv_heads, group, topk, max_pages, num_pages;
+  i32 num_kv_heads, seqlen_q, topk, max_pages;
+  const u8* q2k;
+  i64 q2k_head, q2k_row, q2k_j;
+  const u8* seqused_k;
+  i64 seqused_k_stride;
+  const u8* page_table;
+  i64 page_table_row, page_table_j;
+  const u8* q;
+  i64 q_row, q_head;
+  i32 num_pages, group;
+  const u8* k;
+  i64 k_page, k_head;
+  const u8* v;
+  i64 v_page, v_head;
+  const u8* k_scale;
+  i64 k_scale_page, k_scale_head;
+  const u8* v_scale;
+  i64 v_scale_page, v_scale_head;
   float score_scale;  // softmax scale * K global scale * log2(e)
   float v_global_scale;
+  u8* workspace;
+  u8* out;
+  i64 out_row, out_head;
+  u8* lse;
+  i64 lse_row, lse_head;
+  i32 batch;
 };
 
 struct Item {
@@ -136,12 +161,19 @@ __device__ __forceinline__ u32 item_count(const Arguments& args) {
   return args.batch * args.seqlen_q * args.num_kv_heads;
 }
 
+// A division by a power of two, the common case, takes a fifth of the time of another, and every load waits
+// for it.
+__device__ __forceinline__ u32 quotient(u32 dividend, u32 divisor) {
+  if ((divisor & (divisor - 1)) == 0) return dividend >> (31 - __clz(divisor));
+  return dividend / divisor;
+}
+
 __device__ __forceinline__ Item item_of(const Arguments& args, u32 index) {
-  const u32 row = index / args.num_kv_heads;
+  const u32 row = quotient(index, args.num_kv_heads), request = quotient(row, args.seqlen_q);
   Item item;
-  item.kv_head = index % args.num_kv_heads;
-  item.request = row / args.seqlen_q;
-  item.token = row % args.seqlen_q;
+  item.kv_head = index - row * args.num_kv_heads;
+  item.request = request;
+  item.token = row - request * args.seqlen_q;
   item.row = row;
   return item;
 }

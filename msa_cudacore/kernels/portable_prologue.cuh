@@ -1,6 +1,7 @@
 // Before an item's first page: its legal pages out of the selection, and its queries as MMA fragments.
 #pragma once
 #include "convert.cuh"
+#include "global_memory.cuh"
 #include "portable_plan.cuh"
 #include "shared_memory.cuh"
 
@@ -23,7 +24,7 @@ __device__ __forceinline__ SelectedIds load_ids(const Arguments& args, const Ite
             ? load<int>(args.q2k, item.kv_head * args.q2k_head + item.row * args.q2k_row + j * args.q2k_j)
             : -1;
   }
-  ids.seqused = load<int>(args.seqused_k, item.request * args.seqused_stride);
+  ids.seqused = load<int>(args.seqused_k, item.request * args.seqused_k_stride);
   return ids;
 }
 
@@ -46,9 +47,12 @@ __device__ __forceinline__ Selection load_pages(const Arguments& args, const Ite
   for (int w = 0; w < kIdsPerLane; ++w) {
     const i64 visible = context - static_cast<i64>(ids.id[w]) * kPageTokens;
     const bool legal = ids.id[w] >= 0 && ids.id[w] < args.max_pages && visible > 0;
-    s.page[w] =
-        legal ? load<int>(args.page_table, item.request * args.page_table_row + ids.id[w] * args.page_table_j)
-              : -1;
+    s.page[w] = -1;
+    if (legal) {
+      const u8* at = args.page_table + item.request * args.page_table_row + ids.id[w] * args.page_table_j;
+      // Volatile, where it has to stay before what is written after it.
+      s.page[w] = kLateQueries ? ptx::ld_global_nc_u32(at) : load<int>(at, 0);
+    }
     s.visible[w] = visible < kPageTokens ? static_cast<int>(visible) : kPageTokens;
   }
   return s;
@@ -138,7 +142,14 @@ __device__ __forceinline__ QueryPart load_query(const Arguments& args, const Ite
                                                 int index) {
   if (head >= args.group) return {};
   const i64 at = item.row * args.q_row + (item.kv_head * args.group + head) * args.q_head + index * 32;
-  const uint4 a = load<uint4>(args.q, at), b = load<uint4>(args.q, at + 16);
+  uint4 a, b;
+  if constexpr (kLateQueries) {  // as written here, where a plain load would move down to its use
+    a = ptx::ld_global_nc_v4_u32(args.q + at);
+    b = ptx::ld_global_nc_v4_u32(args.q + at + 16);
+  } else {
+    a = load<uint4>(args.q, at);
+    b = load<uint4>(args.q, at + 16);
+  }
   return {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
 }
 

@@ -15,4 +15,12 @@ __device__ __forceinline__ uint4 ld_global_nc_v4_u32(const void* a) {
   return d;
 }
 
+// ld.global.nc.u32 d, [a];  PTX ISA 3.1, sm_32.
+// 4-byte aligned. The word must not change while the kernel runs.
+__device__ __forceinline__ u32 ld_global_nc_u32(const void* a) {
+  u32 d;
+  asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(d) : "l"(a) : "memory");
+  return d;
+}
+
 }  // namespace ptx
