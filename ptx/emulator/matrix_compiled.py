@@ -20,6 +20,7 @@ import numpy as np
 
 from . import register_layouts as layouts
 from .jit import compiled
+from .matrix_narrow import multiply_narrow
 from .tensor_core import (BF16, D_F16, D_F32, E2M1, E2M3, E3M2, E4M3, E5M2, F16, S8, TF32, U8, WINDOW,
                           _mma_window)
 
@@ -324,6 +325,8 @@ def run_matrix(code, F, codes, base, attributes):
         product = _mma_window(ah, bh, np.zeros((m, n), np.uint32), attributes[H_A], attributes[H_B], False,
                               False, scales, scales, False, d_format, WINDOW, k // 2)
         c2 = _add_c(product, c2, d_format)
+    elif bits >= 16 and n == 8 and k <= 16 and multiply_narrow(a, b, c, m, k, attributes[H_A], d_format):
+        pass
     else:
         if bits == 8:
             # FP4 sits in bits 5:2 of its byte, FP6 in bits 5:0.

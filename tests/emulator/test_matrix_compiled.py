@@ -47,6 +47,46 @@ def test_mma_sync_agrees_with_an_h200_to_the_last_bit(name):
         np.testing.assert_array_equal(registers[:nd], d[:nd])
 
 
+def hard_words(rng, shape, fraction_bits, exponent_bits, scattered):
+    """Operand words: exponents from all over the range, or near each other; some zeros and subnormals."""
+    middle = 1 << (exponent_bits - 1)
+    low, high = (0, 2 * middle - 1) if scattered else (middle - 4, middle + 4)
+    exponent = rng.integers(low, high, shape) * (rng.random(shape) < 0.9)
+    fraction = rng.integers(0, 1 << fraction_bits, shape) * (rng.random(shape) < 0.9)
+    sign = rng.integers(0, 2, shape)
+    return (sign << exponent_bits | exponent) << fraction_bits | fraction
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("scattered", [False, True])
+@pytest.mark.parametrize("name", ["f16_k16", "f16_k8", "f16h_k16", "bf16_k16", "tf32_k8", "tf32_k4"])
+def test_narrow_vectors_give_what_the_window_model_gives(name, scattered, special, rng):
+    """The 32-bit path of mma.sync against the general one, NaN and infinity included."""
+    attributes = mc.encode_mma(("sync", "aligned", *FORMS[name].split(".")))
+    m, n, k, bits = (int(attributes[i]) for i in (mc.H_M, mc.H_N, mc.H_K, mc.H_BITS))
+    fmt, d_format = int(attributes[mc.H_A]), int(attributes[mc.H_D])
+    layout = {tc.F16: (10, 5), tc.BF16: (7, 8), tc.TF32: (23, 8)}[fmt]
+    d_layout, d_bits = ((10, 5), 16) if d_format == tc.D_F16 else ((23, 8), 32)
+    a_at, b_at = layouts.operand_a(m, k, bits), layouts.operand_b(n, k, bits)
+    d_at = layouts.accumulator(m, n, d_bits)
+
+    def pack(words, at, width):
+        shifts = width * np.arange(at[0].shape[-1], dtype=np.uint64)
+        return (words[at].astype(np.uint64) << shifts).sum(axis=-1, dtype=np.uint64)
+
+    for _ in range(50):
+        a, b = (hard_words(rng, (rows, k), *layout, scattered) for rows in (m, n))
+        c = hard_words(rng, (m, n), *d_layout, scattered)
+        if special:
+            for words, (fraction_bits, exponent_bits) in ((a, layout), (b, layout), (c, d_layout)):
+                words[rng.random(words.shape) < 0.02] |= ((1 << exponent_bits) - 1) << fraction_bits
+        expected = tc.mma_float(a, b, c, fmt, fmt, d_format=d_format)
+        empty = np.zeros((attributes[mc.H_ND], 32), np.uint64)
+        registers = np.concatenate([empty, pack(a, a_at, bits), pack(b, b_at, bits), pack(c, d_at, d_bits)])
+        mc.run_matrix(0, registers, np.arange(len(registers)), 0, attributes)
+        np.testing.assert_array_equal(registers[: len(empty)], pack(expected, d_at, d_bits))
+
+
 WGMMA = {
     "wg_f16": (tc.F16, tc.F16, 16),
     "wg_bf16": (tc.BF16, tc.BF16, 16),
