@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -50,6 +51,23 @@ class LineCount:
 
 
 @dataclass
+class Counts:
+    """What the counters of the compiled loop come to."""
+
+    lines: list
+    by_class: Counter
+    by_warp: list
+    bytes: Counter
+    shared_accesses: int = 0
+    shared_wavefronts: int = 0
+    ideal_wavefronts: int = 0
+
+
+def _counted(name: str, text: str) -> property:
+    return property(lambda report: getattr(report.counts, name), doc=text)
+
+
+@dataclass
 class Report:
     """Result of a launch (also filled in when the launch ends in a Fault)."""
 
@@ -59,29 +77,45 @@ class Report:
     block: tuple
     cluster: tuple
     explicit_cluster: bool
-    warp_instructions: int = 0
-    by_class: Counter = field(default_factory=Counter)
-    by_warp: list = field(default_factory=list)
-    lines: list = field(default_factory=list)
-    bytes: Counter = field(default_factory=Counter)
     mma: Counter = field(default_factory=Counter)
-    shared_accesses: int = 0
-    shared_wavefronts: int = 0
-    ideal_wavefronts: int = 0
     timeline: object = None
+    moved: Counter = field(default_factory=Counter)
+    executed: np.ndarray | None = None
+
+    lines = _counted("lines", "LineCount of each PTX instruction that ran, in the order of the text.")
+    by_class = _counted("by_class", "Warp instructions by class.")
+    by_warp = _counted("by_warp", "Warp instructions by the warp's index in its CTA.")
+    bytes = _counted("bytes", "Bytes by the way they moved.")
+    shared_accesses = _counted("shared_accesses", "Warp accesses to shared memory.")
+    shared_wavefronts = _counted("shared_wavefronts", "Passes that they took.")
+    ideal_wavefronts = _counted("ideal_wavefronts", "Passes without bank conflicts.")
+
+    @property
+    def warp_instructions(self) -> int:
+        return sum(entry.warps for entry in self.lines)
 
     # ---- called by operations
     def count_mma(self, kind: str, m: int, n: int, k: int) -> None:
         self.mma[kind, m, n, k] += 1
 
     def count_bytes(self, what: str, count: int) -> None:
-        self.bytes[what] += int(count)
+        self.moved[what] += int(count)
 
     # ---- called at the end
     def collect(self, machine) -> None:
-        counts, program = machine.N, machine.P
+        self.executed = machine.N
+        if machine.G[L.G_TRACE]:
+            from .timeline import Timeline
+
+            machine.flush_events()
+            self.timeline = Timeline(machine)
+
+    @cached_property
+    def counts(self) -> Counts:
+        """Made when somebody asks: for a small kernel it takes longer than the launch."""
+        counts, program = self.executed, self.decoded.program
+        found = Counts([], Counter(), [], Counter(self.moved))
         per_line: dict[int, LineCount] = {}
-        shared_rows: dict[int, int] = {}
         warps = np.zeros(counts.shape[1] - 3, np.int64)
         for pc in np.flatnonzero(counts[:, 0]):
             instruction = self.decoded.instructions[pc]
@@ -89,7 +123,7 @@ class Report:
                 continue
             op = int(program[pc, L.P_OP])
             times, lanes, fronts = (int(n) for n in counts[pc, :3])
-            self._count_memory(instruction, op, program[pc], lanes, times, fronts)
+            _count_memory(found, op, program[pc], lanes, times, fronts)
             # One PTX instruction may be several operations: it counts once, by the operation run most often.
             key = id(instruction)
             entry = per_line.get(key)
@@ -97,33 +131,14 @@ class Report:
                 per_line[key] = LineCount(
                     instruction.line, instruction.text, instruction.source, times, lanes, fronts
                 )
-                shared_rows[key] = int(pc)
                 warps += counts[pc, 3:]
-                self.by_class[instruction_class(instruction, op)] += times
+                found.by_class[instruction_class(instruction, op)] += times
             else:
                 entry.wavefronts += fronts
                 entry.lanes = max(entry.lanes, lanes)
-        self.lines = sorted(per_line.values(), key=lambda entry: entry.line)
-        self.warp_instructions = sum(entry.warps for entry in self.lines)
-        self.by_warp = [int(n) for n in warps]
-        if machine.G[L.G_TRACE]:
-            from .timeline import Timeline
-
-            machine.flush_events()
-            self.timeline = Timeline(machine)
-
-    def _count_memory(self, instruction, op, row, lanes, times, fronts) -> None:
-        if op in (O.LD, O.ST, O.ATOM):
-            size = (int(row[L.P_X]) & 0xFF) * (int(row[L.P_X]) >> 8)
-            space = int(row[L.P_Y]) & 0xFF
-            name = {L.SPACE_GLOBAL: "global", L.SPACE_LOCAL: "local", L.SPACE_FRAME: "local",
-                    L.SPACE_GENERIC: "generic"}.get(space, "shared")
-            what = {O.LD: "load", O.ST: "store", O.ATOM: "atomic"}[op]
-            self.bytes[f"{name} {what}"] += lanes * size
-            if fronts:
-                self.shared_accesses += times
-                self.shared_wavefronts += fronts
-                self.ideal_wavefronts += times * max(1, size // 4)
+        found.lines = sorted(per_line.values(), key=lambda entry: entry.line)
+        found.by_warp = [int(n) for n in warps]
+        return found
 
     @property
     def by_source(self) -> dict[str, int]:
@@ -165,3 +180,17 @@ class Report:
         if self.timeline is None:
             raise ValueError("no time line was kept: launch with trace=True")
         return self.timeline
+
+
+def _count_memory(counts: Counts, op: int, row, lanes: int, times: int, fronts: int) -> None:
+    if op in (O.LD, O.ST, O.ATOM):
+        size = (int(row[L.P_X]) & 0xFF) * (int(row[L.P_X]) >> 8)
+        space = int(row[L.P_Y]) & 0xFF
+        name = {L.SPACE_GLOBAL: "global", L.SPACE_LOCAL: "local", L.SPACE_FRAME: "local",
+                L.SPACE_GENERIC: "generic"}.get(space, "shared")
+        what = {O.LD: "load", O.ST: "store", O.ATOM: "atomic"}[op]
+        counts.bytes[f"{name} {what}"] += lanes * size
+        if fronts:
+            counts.shared_accesses += times
+            counts.shared_wavefronts += fronts
+            counts.ideal_wavefronts += times * max(1, size // 4)
