@@ -9,8 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from . import explain
 from . import layout as L
 from .memory import SharedMemory
+from .warp_copies import (
+    COPY_AGENTS, FINISH, FINISHED, FREE, GC_COLUMNS, GC_FINISHED, Q_CLOCK, Q_COLUMNS, Q_CTA, Q_MASK, Q_PC,
+    Q_SERIAL, Q_STATE, Q_WARP, STEP, copy_unit,
+)
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,93 @@ class Cta:
         self.cluster_arrived = 0
 
 
+class Copy:
+    """One cp.async in flight, as something that other work can wait for."""
+
+    def __init__(self, copies: "Copies", number: int) -> None:
+        self.copies, self.number = copies, number
+        self.serial = copies.Q[number, Q_SERIAL]
+
+    @property
+    def done(self) -> bool:
+        row = self.copies.Q[self.number]
+        return row[Q_STATE] == FREE or row[Q_SERIAL] != self.serial
+
+    def finish(self) -> None:
+        self.copies.run(FINISH, self.number)
+
+
+class Copies:
+    """The Python side of warp_copies: cp.async in flight and ended copies that nobody has waited for yet."""
+
+    def __init__(self, machine, used: bool) -> None:
+        self.machine, self.count = machine, COPY_AGENTS if used else 0
+        warps = machine.warp_slots if used else 1
+        self.Q = np.zeros((COPY_AGENTS if used else 1, Q_COLUMNS), np.int64)
+        self.GC = np.zeros((warps, GC_COLUMNS), np.int64)
+        self.DN = np.zeros((warps, FINISHED, 4), np.int64)
+
+    def run(self, what: int, number: int) -> None:
+        m = self.machine
+        code = copy_unit(m.F, m.P, m.A, m.C, m.W, m.FR, m.G, m.clocks.VC, m.clocks.K, self.Q, self.GC,
+                         self.DN, m.EV, m.OUT, what, number, 0, 0, 0, 0)
+        if code:
+            m.OUT[L.OUT_CODE] = code
+            raise explain.loop_fault(m)
+
+    def flying(self) -> int:
+        return int(self.machine.G[L.G_COPIES])
+
+    def step(self) -> None:
+        """One stage of a random copy in flight."""
+        self.run(STEP, self.machine.rng.randrange(self.flying()))
+
+    def of_warp(self, slot: int, mask: int) -> tuple[list[Copy], list[tuple[int, int]]]:
+        """What lanes started and did not wait for: copies in flight, and (clock slot, clock) of all."""
+        Q, flying, clocks = self.Q, [], []
+        for number in np.flatnonzero((Q[:, Q_STATE] != FREE) & (Q[:, Q_WARP] == slot)).tolist():
+            if self.count and int(Q[number, Q_MASK]) & mask:
+                flying.append(Copy(self, number))
+                clocks.append((self.first + number, int(Q[number, Q_CLOCK])))
+        if self.count:
+            for other, clock, lanes, _ in self.DN[slot, : self.GC[slot, GC_FINISHED]].tolist():
+                if lanes & mask:
+                    clocks.append((other, clock))
+        return flying, clocks
+
+    @property
+    def first(self) -> int:
+        """The first of the clock slots."""
+        return int(self.machine.G[L.G_COPY_SLOT])
+
+    def active(self) -> dict[int, int]:
+        """Clock slot -> clock at its start, of copies in flight."""
+        rows = np.flatnonzero(self.Q[:, Q_STATE] != FREE) if self.count else ()
+        return {self.first + int(n): int(self.Q[n, Q_CLOCK]) for n in rows}
+
+    def finish(self, ctas: set[int]) -> None:
+        """Complete the copies of these CTA slots."""
+        for number in range(self.count):
+            if self.Q[number, Q_STATE] != FREE and int(self.Q[number, Q_CTA]) in ctas:
+                self.run(FINISH, number)
+
+    def forget(self, slot: int) -> None:
+        """A new warp begins in this slot."""
+        if self.count:
+            self.GC[slot] = 0
+
+    def issuer(self, number: int) -> tuple[int, int]:
+        """(warp slot, program row) of who started a copy."""
+        return int(self.Q[number, Q_WARP]), int(self.Q[number, Q_PC])
+
+    def describe(self, slot: int) -> str:
+        row = self.Q[slot - self.first]
+        warps = self.machine.warps_per_cta
+        cta = self.machine.ctas.get(int(row[Q_CTA]))
+        return (f"cp.async issued by warp {int(row[Q_WARP]) % warps} of "
+                f"{'an earlier CTA' if cta is None else f'CTA {cta.index}'}")
+
+
 @dataclass
 class _Task:
     agent: Agent
@@ -95,6 +187,7 @@ class Queue:
         agent in `after` is done. With schedule "eager" they run now if they may."""
         self.tasks.append(_Task(agent, deque(stages), tuple(after), label or agent.label,
                                 int(self.machine.G[L.G_CLOCK])))
+        self.machine.G[L.G_TASKS] = len(self.tasks)
         if self.machine.schedule == "eager":
             self.drain()
         else:
@@ -102,7 +195,7 @@ class Queue:
         return agent
 
     def ready(self) -> list[_Task]:
-        return [task for task in self.tasks if all(other.done for other in task.after)]
+        return [task for task in self.tasks if not task.after or all(other.done for other in task.after)]
 
     def step(self, task: _Task) -> None:
         """Run the next stage of a task."""
@@ -113,6 +206,7 @@ class Queue:
     def finish(self, task: _Task) -> None:
         task.agent.done = True
         self.tasks.remove(task)
+        self.machine.G[L.G_TASKS] = len(self.tasks)
         self.machine.note(task.agent.cta, task.label, task.start, "asynchronous", task.agent.instruction)
 
     def drain(self) -> None:
@@ -127,6 +221,9 @@ class Queue:
         """Finish the given agents' work (and what it waits for) now."""
         for agent in agents:
             while not agent.done:
+                if isinstance(agent, Copy):
+                    agent.finish()
+                    break
                 task = next(t for t in self.tasks if t.agent is agent)
                 self.force(task.after)
                 while task.stages:

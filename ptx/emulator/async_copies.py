@@ -1,5 +1,5 @@
-"""Asynchronous copies without a tensor map: cp.async, cp.async.bulk, cp.reduce.async.bulk, st.async,
-red.async.
+"""Asynchronous copies without a tensor map: cp.async.bulk, cp.reduce.async.bulk, st.async, red.async, and the
+decoding of cp.async (warp_copies executes it).
 
 Each copy is an agent of its own that reads its source and writes its destination at times the schedule draws;
 until then its destination is claimed, so that any access in between is reported.  PTX ISA, "Data movement and
@@ -11,9 +11,10 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
+from . import layout as L
+from . import opcodes as O
 from .async_groups import Groups, Operation
-from .forms import operation
-from .layout import A_WRITE
+from .forms import operation, row
 from .machine import Wait
 from .mbarrier import apply, check_overlap, complete_tx, find
 from .memory import record_global, record_shared
@@ -23,7 +24,7 @@ from .tensor_map import reduce_values
 
 
 def groups_of(warp, kind):
-    """The Groups of the warp for ``kind``: "cp.async" or "bulk"."""
+    """The Groups of the warp for ``kind``, which is "bulk"."""
     return warp.cta.state.setdefault((kind, warp.index), Groups())
 
 
@@ -86,8 +87,8 @@ def wait_groups(warp, kind, keep, *, read=False, everything=False):
     history = groups_of(warp, kind)
     unfinished, waited = history.pending(warp.mask, keep, read=read, everything=everything)
     if unfinished:
-        return Wait(_wait_key(warp, kind), lambda: f"{ins_name(kind)} for {len(unfinished)} copies, first "
-                                                   f"{unfinished[0].label}")
+        return Wait(_wait_key(warp, kind), lambda: f"cp.async.bulk.wait_group for {len(unfinished)} copies, "
+                                                   f"first {unfinished[0].label}")
     for member in waited:
         row = member.read_row if read else member.row
         if row is not None:
@@ -95,10 +96,6 @@ def wait_groups(warp, kind, keep, *, read=False, everything=False):
     if not read:
         history.forget(warp.mask, keep, everything=everything)
     return None
-
-
-def ins_name(kind):
-    return "cp.async.wait_group" if kind == "cp.async" else "cp.async.bulk.wait_group"
 
 
 def immediate(warp, ins, index):
@@ -117,77 +114,41 @@ def global_address(warp, ins, address, lane):
 
 # --- cp.async -----------------------------------------------------------------------------------------------
 
-@operation("cp.async", "ca|cg shared|shared::cta global L2::cache_hint? L2::64B|L2::128B|L2::256B?", None)
-def cp_async(warp, ins):
-    size = immediate(warp, ins, 2)
-    if size not in (4, 8, 16) or (ins.has("cg") and size != 16):
-        warp.fault("operand", f"cp-size {size}: .ca takes 4, 8 or 16 bytes, .cg takes 16")
-    counts = np.full(32, size, np.uint32)
-    if len(ins.operands) > 3:
-        last = ins.operands[3]
-        if getattr(last, "type", None) == "pred":
-            ignored = warp.predicate(3)
-            counts = np.array([0 if ignored >> i & 1 else size for i in range(32)], np.uint32)
-        elif not (ins.has("L2::cache_hint") and len(ins.operands) == 4):
-            counts = warp.u32(3)
-    destinations, sources = warp.address(0), warp.address(1)
-    lanes = warp.lanes
-    offsets = []
-    for lane in lanes:
-        _, offset = shared_address(warp, destinations[lane], lane, generic=False, cluster=False, size=size,
-                                   align=size)
-        offsets.append(offset)
-        if counts[lane] > size:
-            warp.fault("operand", f"src-size {counts[lane]} exceeds cp-size {size}", lane=lane)
-        if counts[lane] and int(sources[lane]) % size:
-            warp.fault("misaligned", f"source {int(sources[lane]):#x} is not a multiple of {size}", lane=lane,
-                       address=int(sources[lane]))
-    offsets = np.array(offsets, np.int64)
-    wanted = counts[lanes].astype(np.int64)
-    addresses = sources[lanes]
-    cta, access = warp.cta, warp.machine.access
-
-    def read(agent):
-        data = np.zeros((len(lanes), size), np.uint8)
-        for count in np.unique(wanted):
-            if count:
-                rows = wanted == count
-                data[rows, :count] = access.gather_global(agent, addresses[rows], int(count))
-        return data
-
-    def write(agent, data):
-        access.scatter_shared(agent, cta.rank, offsets, data)
-
-    # The destination is claimed piece by piece where the lanes' pieces do not join.
-    claims = [(cta, low, high - low) for low, high in runs(offsets, size)]
-    start(warp, "cp.async", warp.mask, ins.text, read, write, proxy="generic", claims=claims,
-          nbytes=int(wanted.sum()), report="cp.async")
+@row("cp.async", "ca|cg shared|shared::cta global L2::cache_hint? L2::64B|L2::128B|L2::256B?", None)
+def cp_async(b, ins):
+    """[a], [b], cp-size{, src-size or ignore-src}{, cache-policy}: executed by warp_copies."""
+    if not 3 <= len(ins.operands) <= 5 or not isinstance(ins.operands[2], Immediate):
+        raise b.error("operands are [a], [b], cp-size, src-size or ignore-src, cache-policy")
+    rest = list(ins.operands[3:])
+    if ins.has("L2::cache_hint"):
+        rest.pop()
+    count, predicate = L.NONE, False
+    if rest:
+        predicate = getattr(rest[0], "type", None) == "pred"
+        count = b.predicate(rest[0])[0] if predicate else b.value(rest[0], "b32")
+    (to, to_offset, to_frame), (source, source_offset, source_frame) = map(b.address, ins.operands[:2])
+    if to_frame or source_frame:
+        raise b.error("the copy goes from global to shared memory")
+    negated = predicate and rest[0].negated
+    b.emit(O.CP_ASYNC, a=to, b=source, c=count, x=ins.operands[2].value,
+           y=ins.has("cg") | predicate << 1 | negated << 2, z=to_offset, w=source_offset, defs="", uses="abc")
 
 
-def runs(offsets, size):
-    """Ranges [low, high) covered by pieces of one size, joined where they touch."""
-    joined = []
-    for offset in sorted(int(x) for x in offsets):
-        if joined and offset <= joined[-1][1]:
-            joined[-1][1] = max(joined[-1][1], offset + size)
-        else:
-            joined.append([offset, offset + size])
-    return joined
+@row("cp.async.commit_group", "", "")
+def cp_async_commit(b, ins):
+    b.emit(O.CP_COMMIT, defs="", uses="")
 
 
-@operation("cp.async.commit_group", "", "")
-def cp_async_commit(warp, ins):
-    groups_of(warp, "cp.async").commit(warp.mask)
+@row("cp.async.wait_group", "", "a")
+def cp_async_wait(b, ins):
+    if not isinstance(ins.operands[0], Immediate):
+        raise b.error("the number of groups is a constant")
+    b.emit(O.CP_WAIT, x=ins.operands[0].value, defs="", uses="")
 
 
-@operation("cp.async.wait_group", "", "a")
-def cp_async_wait(warp, ins):
-    return wait_groups(warp, "cp.async", immediate(warp, ins, 0))
-
-
-@operation("cp.async.wait_all", "", "")
-def cp_async_wait_all(warp, ins):
-    return wait_groups(warp, "cp.async", 0, everything=True)
+@row("cp.async.wait_all", "", "")
+def cp_async_wait_all(b, ins):
+    b.emit(O.CP_WAIT, x=-1, defs="", uses="")
 
 
 @operation("cp.async.mbarrier.arrive", "noinc? shared|shared::cta? b64", "[a]")
@@ -205,17 +166,17 @@ def cp_async_mbarrier_arrive(warp, ins):
             for _ in range(count):
                 apply(warp.agent, cta, offset, "cp.async.mbarrier.arrive", lambda b: b.increment(),
                       release=False, lane=lane)
-        earlier = groups_of(warp, "cp.async").operations(mask)
+        earlier, ended = machine.copies.of_warp(warp.slot, mask)
         agent = warp.spawn(ins.text, proxy="generic")
 
-        def arrive(agent=agent, cta=cta, offset=offset, count=count, earlier=earlier):
-            for member in earlier:
-                machine.clocks.acquire_row(agent.slot, member.row)
+        def arrive(agent=agent, cta=cta, offset=offset, count=count, ended=ended):
+            for slot, clock in ended:
+                machine.clocks.learn(agent.slot, slot, clock)
             for _ in range(count):
                 apply(agent, cta, offset, "cp.async.mbarrier.arrive", lambda b: b.arrive())
             agent.retire()
 
-        machine.queue.submit(agent, [arrive], after=[member.agent for member in earlier])
+        machine.queue.submit(agent, [arrive], after=earlier)
 
 
 # --- bulk copies --------------------------------------------------------------------------------------------
@@ -404,7 +365,7 @@ def update_global(agent, address, size, change):
         agent.fault("out-of-bounds", f"{size} bytes at global address {address:#x}: "
                                      f"{machine.memory.describe(address)}",
                     address=address)
-    if machine.checks.races and machine.A[allocation, A_WRITE]:
+    if machine.checks.races and machine.A[allocation, L.A_WRITE]:
         clocks, out = machine.clocks, machine.access.out
         begin = machine.memory.rows[allocation][0]
         if record_global(machine.A, clocks.VC, clocks.K, out, allocation, address - begin, size, agent.slot,
@@ -481,6 +442,17 @@ def bulk_reduce_cluster(warp, ins):
 # --- st.async and red.async ---------------------------------------------------------------------------------
 
 _WIDTHS = {"b32": 4, "u32": 4, "s32": 4, "f32": 4, "b64": 8, "u64": 8, "s64": 8, "f64": 8}
+
+
+def runs(offsets, size):
+    """Ranges [low, high) covered by pieces of one size, joined where they touch."""
+    joined = []
+    for offset in sorted(int(x) for x in offsets):
+        if joined and offset <= joined[-1][1]:
+            joined[-1][1] = max(joined[-1][1], offset + size)
+        else:
+            joined.append([offset, offset + size])
+    return joined
 
 
 def _async_targets(warp, ins, size):

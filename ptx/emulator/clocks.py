@@ -196,6 +196,10 @@ class Clocks:
         np.maximum(self.VC[slot], row, out=self.VC[slot])
         self.VC[slot, slot] = own
 
+    def learn(self, slot: int, other: int, clock: int) -> None:
+        """`slot` now knows what `other` did up to `clock`."""
+        self.VC[slot, other] = max(self.VC[slot, other], clock)
+
     def join(self, target: int, source: int) -> None:
         """target now knows what source knows."""
         self.acquire_row(target, self.VC[source].copy())

@@ -27,31 +27,33 @@ from .lanes_warp import warp_lanes
 from .layout import (
     C_ALIVE, F_ABSENT, F_BARRIER_NUMBER, F_BREAK, F_BRX, F_DIVERGED, F_GUARD_DIVERGED, F_MEMBER, F_STACK,
     F_TRAP, FR_BASE, FR_DEPTH, FR_LOCAL, FR_MASK, FR_PC, FR_RECORD, FR_STATE, FRAG_READY, FRAGMENTS, G_BUDGET,
-    G_CHECK_CONVERGENCE, G_CLOCK, G_EVENTS, G_LIMIT, G_LOCAL_HOST, G_LOCAL_INIT, G_LOCAL_SIZE, G_MAX_DEPTH,
-    G_QUANTUM, G_RANDOM, G_SLOTS, G_STEPS, G_SYNC_USED, G_TRACE, LEAVE_CTA, LEAVE_EVENTS, LEAVE_FAULT,
+    G_CHECK_CONVERGENCE, G_CLOCK, G_COPIES, G_COPY_BUDGET, G_EVENTS, G_LIMIT, G_LOCAL_HOST, G_LOCAL_INIT, G_LOCAL_SIZE, G_MAX_DEPTH,
+    G_QUANTUM, G_RANDOM, G_SCHEDULE, G_SLOTS, G_STEPS, G_SYNC_USED, G_TASKS, G_TRACE, LEAVE_CTA, LEAVE_EVENTS, LEAVE_FAULT,
     LEAVE_IDLE, LEAVE_LIMIT, LEAVE_PYTHON, LEAVE_SYNC_TABLE, LEAVE_TICK, NONE, OUT_CODE, OUT_MASK, OUT_PC,
     OUT_SLOT, P_A, P_B, P_C, P_D, P_E, P_GUARD, P_GUARD_NOT, P_OP, P_RECONVERGE, P_S, P_SYNC, P_TARGET, P_W,
-    P_X, P_Y, P_Z, RC_BASE, RC_PC, SYNC_MASK, SYNC_NONE, SYNC_WARP, W_ALIVE, W_COUNT, W_CTA, W_CURRENT,
+    P_X, P_Y, P_Z, RC_BASE, RC_PC, SCHEDULE_LATE, SYNC_MASK, SYNC_NONE, SYNC_WARP, W_ALIVE, W_COUNT, W_CTA, W_CURRENT,
     W_DIVERGED, W_FRAGMENTS, W_INDEX, W_SPECIAL, W_STATUS, WARP_READY,
 )
 from .matrix_unit import matrix_lanes
+from .warp_copies import STEP, copy_unit
 from .opcodes import (
-    BARRIER, BITS, BRA, BRX, CALL, CALL_INDIRECT, CONVERT, EXIT, FENCE, FENCE_PROXY, FLOAT, HALF, INTEGER,
+    BARRIER, BITS, BRA, BRX, CALL, CALL_INDIRECT, CONVERT, COPY, EXIT, FENCE, FENCE_PROXY, FLOAT, HALF, INTEGER,
     LOP3, MATRIX, MEMORY, MOV_LOCAL, MOV_SPECIAL, NOP, PREDICATE, PYTHON, RET, TRAP, WARP,
 )
 
 #: The separately compiled functions, in the order of their addresses, and the families that need each.
 UNITS = (integer_fast, integer_lane, lop3, float_lanes, half_lanes, convert_lanes, predicate_lanes,
-         warp_lanes, memory_instruction, matrix_lanes, barrier_arrive, barrier_exit)
+         warp_lanes, memory_instruction, matrix_lanes, barrier_arrive, barrier_exit, copy_unit)
 (U_INTEGER_FAST, U_INTEGER_LANE, U_LOP3, U_FLOAT, U_HALF, U_CONVERT, U_PREDICATE, U_WARP, U_MEMORY,
- U_MATRIX, U_BARRIER, U_BARRIER_EXIT) = range(12)
+ U_MATRIX, U_BARRIER, U_BARRIER_EXIT, U_COPY) = range(13)
 _NEEDED = {INTEGER: (U_INTEGER_FAST,), BITS: (U_INTEGER_LANE,), PREDICATE: (U_PREDICATE,), FLOAT: (U_FLOAT,),
-           HALF: (U_HALF,), CONVERT: (U_CONVERT,), MEMORY: (U_MEMORY,), WARP: (U_WARP,), MATRIX: (U_MATRIX,)}
+           HALF: (U_HALF,), CONVERT: (U_CONVERT,), MEMORY: (U_MEMORY,), WARP: (U_WARP,), MATRIX: (U_MATRIX,),
+           COPY: (U_COPY,)}
 _integer_fast, _integer_lane, _lop3 = integer_fast.call, integer_lane.call, lop3.call
 _float_lanes = float_lanes.call
 _half_lanes, _convert_lanes, _predicate_lanes = half_lanes.call, convert_lanes.call, predicate_lanes.call
 _warp_lanes, _memory_instruction, _matrix_lanes = warp_lanes.call, memory_instruction.call, matrix_lanes.call
-_barrier_arrive, _barrier_exit = barrier_arrive.call, barrier_exit.call
+_barrier_arrive, _barrier_exit, _copy = barrier_arrive.call, barrier_exit.call, copy_unit.call
 
 
 def addresses_for(program) -> np.ndarray:
@@ -69,6 +71,10 @@ def addresses_for(program) -> np.ndarray:
 #: A warp may run this many instructions while some of its lanes wait at a meeting point before they go on
 #: alone.
 _PATIENCE = 20_000
+#: Warp instructions after which schedule "late" completes a copy although warps still run.
+_LATE = 50_000
+#: A slice adds fewer events than this.
+_EVENTS_LEFT = 4_000
 
 
 @inlined
@@ -229,8 +235,8 @@ def run_return(P, V, W, FR, G, RS, slot, f, mask):
     return call + 1
 
 
-@unit("i", "U2 I2 I1 I2 I3 I3 I3 I2 I2 I2 I1 U2 I2 I2 I2 I2 I2 U1 I2 I2 I1 I2 I1")
-def run(F, P, V, W, FR, RC, RS, C, B, A, G, T, VC, VF, VP, K, BV, SK, SV, N, OUT, EV, addresses):
+@unit("i", "U2 I2 I1 I2 I3 I3 I3 I2 I2 I2 I1 U2 I2 I2 I2 I2 I2 U1 I2 I2 I1 I2 I1 I2 I2 I3")
+def run(F, P, V, W, FR, RC, RS, C, B, A, G, T, VC, VF, VP, K, BV, SK, SV, N, OUT, EV, addresses, Q, GC, DN):
     """Run warps until something needs Python. Returns a LEAVE_* reason; details are in OUT.
 
     N counts executed instructions: N[pc, 0] warps, N[pc, 1] lanes, N[pc, 2] shared-memory wavefronts, and
@@ -244,6 +250,13 @@ def run(F, P, V, W, FR, RC, RS, C, B, A, G, T, VC, VF, VP, K, BV, SK, SV, N, OUT
             return LEAVE_SYNC_TABLE
         if G[G_STEPS] > G[G_LIMIT]:
             return LEAVE_LIMIT
+        if G[G_COPIES] and G[G_COPY_BUDGET] <= 0:
+            code = _copy(addresses[U_COPY], F, P, A, C, W, FR, G, VC, K, Q, GC, DN, EV, OUT, STEP,
+                         next_random(G) % G[G_COPIES], 0, 0, 0, 0)
+            G[G_COPY_BUDGET] = _LATE if G[G_SCHEDULE] == SCHEDULE_LATE else 1 + next_random(G) % 160
+            if code:
+                OUT[OUT_CODE] = code
+                return LEAVE_FAULT
         # ---- choose a warp
         slot = -1
         start = next_random(G) % slots
@@ -255,6 +268,9 @@ def run(F, P, V, W, FR, RC, RS, C, B, A, G, T, VC, VF, VP, K, BV, SK, SV, N, OUT
                 slot = s
                 break
         if slot < 0:
+            if G[G_COPIES] and G[G_TASKS] == 0:
+                G[G_COPY_BUDGET] = 0
+                continue
             return LEAVE_IDLE
         f = W[slot, W_CURRENT]
         if W[slot, W_FRAGMENTS] > 1 or FR[slot, f, FR_STATE] != FRAG_READY:
@@ -395,6 +411,21 @@ def run(F, P, V, W, FR, RC, RS, C, B, A, G, T, VC, VF, VP, K, BV, SK, SV, N, OUT
                     N[pc, 1] += count_lanes(m)
                     _matrix_lanes(addresses[U_MATRIX], F, V, base, P[pc, P_A], P[pc, P_B], P[pc, P_C],
                                   P[pc, P_E])
+                pc += 1
+            elif family == COPY:
+                if m:
+                    N[pc, 1] += count_lanes(m)
+                    if G[G_COPIES] == 0:
+                        G[G_COPY_BUDGET] = _LATE if G[G_SCHEDULE] == SCHEDULE_LATE else 1 + next_random(G) % 160
+                    code = _copy(addresses[U_COPY], F, P, A, C, W, FR, G, VC, K, Q, GC, DN, EV, OUT, op, slot,
+                                 f, pc, base, m)
+                    if code > 0:
+                        OUT[OUT_CODE] = code
+                        reason = LEAVE_FAULT
+                        break
+                    if code < 0:
+                        moved = True
+                        break
                 pc += 1
             elif op == EXIT or (op == RET and FR[slot, f, FR_DEPTH] == 0):
                 if m:
@@ -541,6 +572,7 @@ def run(F, P, V, W, FR, RC, RS, C, B, A, G, T, VC, VF, VP, K, BV, SK, SV, N, OUT
         G[G_CLOCK] += executed
         G[G_STEPS] += executed
         G[G_BUDGET] -= executed
+        G[G_COPY_BUDGET] -= executed
         W[slot, W_COUNT] += executed
         if W[slot, W_FRAGMENTS] > 1:
             W[slot, W_DIVERGED] += executed
@@ -561,5 +593,5 @@ def run(F, P, V, W, FR, RC, RS, C, B, A, G, T, VC, VF, VP, K, BV, SK, SV, N, OUT
             OUT[OUT_SLOT] = slot
             OUT[OUT_PC] = pc
             return reason
-        if G[G_TRACE] and G[G_EVENTS] >= EV.shape[0]:
+        if G[G_TRACE] and G[G_EVENTS] + _EVENTS_LEFT >= EV.shape[0]:
             return LEAVE_EVENTS

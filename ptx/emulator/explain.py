@@ -15,6 +15,8 @@ def describe_cell(machine, cell: int) -> str:
         warp = slot % machine.warps_per_cta
         earlier = (cell >> 36) < machine.clocks.K[slot, 0]
         who = f"warp {warp} of {'an earlier CTA' if earlier or cta is None else f'CTA {cta.index}'}"
+    elif slot < machine.warp_slots + machine.copies.count:
+        who = machine.copies.describe(slot)
     else:
         who = machine.labels.get(slot, "asynchronous work")
     where = f" at PTX line {instruction.line}: {instruction.text}" if instruction is not None else ""
@@ -25,6 +27,8 @@ def loop_fault(machine) -> Fault:
     """The fault that the compiled loop reported in OUT."""
     out = machine.OUT
     slot, pc, code = int(out[L.OUT_SLOT]), int(out[L.OUT_PC]), int(out[L.OUT_CODE])
+    if out[L.OUT_AGENT]:
+        slot, pc = machine.copies.issuer(int(out[L.OUT_AGENT]) - 1)
     cta = machine.ctas[int(machine.W[slot, L.W_CTA])]
     instruction = machine.decoded.instructions[pc]
     address = int(out[L.OUT_ADDRESS]) & 0xFFFFFFFFFFFFFFFF
@@ -94,6 +98,11 @@ def explain(machine, code: int, address: int, aux: int, aux2: int, size: int) ->
     if code == L.F_STACK:
         return (f"indirect call to {address:#x}, which is no function of fitting signature" if aux else
                 f"call stack deeper than {address + 1} frames"), None
+    if code == L.F_OPERAND:
+        return (f"src-size {address} exceeds cp-size {aux}" if aux2 else
+                f"cp-size {aux}: .ca takes 4, 8 or 16 bytes, .cg takes 16"), None
+    if code == L.F_OVERLAP:
+        return f"{aux} bytes to shared {address:#x} overwrite the mbarrier at {aux2:#x}", aux2
     if code == L.F_TRAP:
         return "trap executed", None
     return "breakpoint executed", None
@@ -137,6 +146,8 @@ def waiting_for(machine, cta, slot: int, f: int, state) -> str:
         wait = machine.waits.get((slot, f))
         text = wait.text() if wait is not None and callable(wait.text) else getattr(wait, "text", "?")
         return f"{text}{at}"
+    if kind == L.FRAG_COPY:
+        return f"earlier copies{at}"
     if kind == L.FRAG_MEMBERS:
         return f"the other lanes of the member mask{at}"
     if kind == L.FRAG_RECONVERGE:

@@ -24,8 +24,8 @@ WARP_FREE, WARP_READY, WARP_BLOCKED, WARP_DONE = range(4)
 (FR_STATE, FR_PC, FR_MASK, FR_BASE, FR_LOCAL, FR_RECORD, FR_DEPTH, FR_KEY) = range(8)
 FR_COLUMNS = 8
 FRAGMENTS = 32
-#: FR_STATE values; the last four are reasons to wait
-FRAG_FREE, FRAG_READY, FRAG_RECONVERGE, FRAG_MEMBERS, FRAG_BARRIER, FRAG_KEY = range(6)
+#: FR_STATE values; the last five are reasons to wait
+FRAG_FREE, FRAG_READY, FRAG_RECONVERGE, FRAG_MEMBERS, FRAG_BARRIER, FRAG_KEY, FRAG_COPY = range(7)
 
 # ---- reconvergence records: RC[slot, record, column]
 (RC_USED, RC_PC, RC_MASK, RC_PARENT, RC_WAITING, RC_BASE) = range(6)
@@ -35,8 +35,8 @@ RECORDS = 96
 # ---- CTA state: C[cta, column], int64
 (C_USED, C_RANK, C_FIRST_CTA, C_CLUSTER_SIZE, C_FIRST_SLOT, C_WARPS, C_ALIVE, C_SHARED, C_SHARED_END,
  C_INIT, C_WRITE, C_READ, C_READ_LINES, C_READERS, C_GROUP_SLOT, C_GROUP_SLOTS, C_GRANULES, C_LINEAR,
- C_THREADS) = range(19)
-C_COLUMNS = 19
+ C_THREADS, C_BARRIERS) = range(20)
+C_COLUMNS = 20
 
 # ---- named barriers: B[cta * 16 + id, column]; from B_LANES on the mask of arrived lanes of each warp
 (B_EXPECTED, B_ARRIVED, B_WARPS, B_GENERATION, B_REDUCE, B_REDUCE_KIND, B_LANES) = range(7)
@@ -51,12 +51,16 @@ A_READ_ONLY = 1
 (G_SLOTS, G_QUANTUM, G_BUDGET, G_CLOCK, G_LIMIT, G_CHECK_MEMORY, G_CHECK_RACES, G_CHECK_SHARED_RACES,
  G_LOCAL_HOST, G_LOCAL_SIZE, G_LOCAL_INIT, G_TRACE, G_EVENTS, G_BANKS, G_CTAS, G_RANDOM, G_SYNC_USED,
  G_CHECK_UNINITIALISED, G_COUNT_WARPS, G_CHECK_CONVERGENCE, G_STEPS, G_PARAMETERS, G_RACE_SCOPE,
- G_FRAME_ROWS, G_MAX_DEPTH, G_LOCAL_FRAME) = range(26)
-G_COLUMNS = 26
+ G_FRAME_ROWS, G_MAX_DEPTH, G_LOCAL_FRAME, G_SCHEDULE, G_TASKS, G_COPIES, G_COPY_SLOT, G_COPY_BUDGET,
+ G_COPY_BYTES, G_SERIAL) = range(33)
+G_COLUMNS = 33
+#: G_SCHEDULE values
+SCHEDULE_RANDOM, SCHEDULE_EAGER, SCHEDULE_LATE = range(3)
 
 # ---- what the interpreter hands back: OUT[column]
-(OUT_SLOT, OUT_PC, OUT_MASK, OUT_CODE, OUT_LANE, OUT_ADDRESS, OUT_AUX, OUT_AUX2, OUT_SIZE) = range(9)
-OUT_COLUMNS = 9
+(OUT_SLOT, OUT_PC, OUT_MASK, OUT_CODE, OUT_LANE, OUT_ADDRESS, OUT_AUX, OUT_AUX2, OUT_SIZE,
+ OUT_AGENT) = range(10)
+OUT_COLUMNS = 10
 #: Reasons to leave the compiled loop
 (LEAVE_PYTHON, LEAVE_FAULT, LEAVE_IDLE, LEAVE_TICK, LEAVE_CTA, LEAVE_LIMIT, LEAVE_EVENTS,
  LEAVE_SYNC_TABLE) = range(8)
@@ -67,10 +71,11 @@ FAULTS = {
     7: "divergence", 8: "divergence", 9: "trap", 10: "barrier", 11: "barrier", 12: "address-space",
     13: "call-stack", 14: "cluster-exit",
     15: "brx", 16: "divergence", 17: "divergence", 18: "operand", 19: "breakpoint", 20: "proxy",
+    21: "mbarrier",
 }
 (F_BOUNDS, F_ALIGN, F_UNINITIALISED, F_RACE_WRITE, F_RACE_READ, F_READ_ONLY, F_DIVERGED, F_GUARD_DIVERGED,
  F_TRAP, F_BARRIER_COUNT, F_BARRIER_NUMBER, F_SPACE, F_STACK, F_CLUSTER_EXIT, F_BRX, F_MEMBER, F_ABSENT,
- F_OPERAND, F_BREAK, F_PROXY) = range(1, 21)
+ F_OPERAND, F_BREAK, F_PROXY, F_OVERLAP) = range(1, 22)
 
 # ---- address map (bytes). A shared address is rank << 24 | offset, so one 32-bit window holds a whole
 # cluster.

@@ -15,13 +15,14 @@ import numpy as np
 
 from . import explain, pool
 from . import layout as L
-from .agents import Agent, Cta, Queue, Wait
+from .agents import Agent, Copies, Cta, Queue, Wait
 from .clocks import Clocks
 from .diagnostics import Checks, Fault
 from .engine import addresses_for, run
 from .fragments import release_waiting
 from .memory import Access, Memory, SharedMemory
 from .model import Symbol
+from .opcodes import COPY
 from .warp_context import WarpContext
 
 __all__ = ["Machine", "Wait", "on_launch"]
@@ -64,8 +65,10 @@ class Machine:
         self.cluster_size = cluster[0] * cluster[1] * cluster[2]
         self.resident = concurrent * self.cluster_size
         self.warp_slots = self.resident * self.warps_per_cta
-        #: slots below belong to the generic proxy: warps and generic agents
-        self.generic_slots = self.warp_slots + GENERIC_AGENTS
+        copying = bool((decoded.program[:, L.P_OP] & 0xF00 == COPY).any())
+        self.copies = Copies(self, copying)
+        #: slots below belong to the generic proxy: warps, cp.async and other generic agents
+        self.generic_slots = self.warp_slots + self.copies.count + GENERIC_AGENTS
         self.slots = self.generic_slots + ASYNC_AGENTS
         if self.slots >= 1 << 12:
             raise ValueError(
@@ -88,7 +91,7 @@ class Machine:
         self.start_hooks: list[Callable] = []
         self.labels: dict[int, str] = {}
         self.spawned: dict[int, int] = {}
-        self.free_agents = {"generic": deque(range(self.warp_slots, self.generic_slots)),
+        self.free_agents = {"generic": deque(range(self.generic_slots - GENERIC_AGENTS, self.generic_slots)),
                             "async": deque(range(self.generic_slots, self.slots))}
         self.trace_blocks: list[np.ndarray] = []
         self.notes: list[tuple] = []
@@ -139,6 +142,9 @@ class Machine:
         G[L.G_LOCAL_SIZE], G[L.G_TRACE] = self.local_size, trace
         G[L.G_RANDOM] = random.Random(seed * 2 + 1).getrandbits(63) | 1
         G[L.G_MAX_DEPTH] = decoded.max_depth - 1
+        G[L.G_SCHEDULE] = {"eager": L.SCHEDULE_EAGER, "late": L.SCHEDULE_LATE}.get(self.schedule,
+                                                                                  L.SCHEDULE_RANDOM)
+        G[L.G_COPY_SLOT] = self.warp_slots
 
     def constant_bits(self, key, parameters: bytes) -> np.uint64:
         if isinstance(key, int):
@@ -167,10 +173,11 @@ class Machine:
         cluster: list[Cta] = []
         # What asynchronous work of earlier clusters left in these shared-memory windows no longer counts.
         # (With several clusters resident, work of the others that has ended is forgotten with it.)
-        active = {task.agent.slot for task in self.queue.tasks}
+        active = {task.agent.slot: self.spawned[task.agent.slot] for task in self.queue.tasks}
+        active |= self.copies.active()
         for slot in range(self.warp_slots, self.slots):
             if slot in active:
-                self.clocks.K[slot, 0] = self.spawned[slot]
+                self.clocks.K[slot, 0] = active[slot]
             else:
                 self.clocks.VC[slot, slot] += 1
                 self.clocks.K[slot, 0] = self.clocks.VC[slot, slot]
@@ -228,6 +235,7 @@ class Machine:
         self.FR[slot, 0, L.FR_BASE] = special + self.special_rows
         self.FR[slot, 0, L.FR_RECORD] = -1
         self.RC[slot] = 0
+        self.copies.forget(slot)
         self.clocks.start(slot)
         # Registers that nobody wrote hold noise, different in every launch seed.
         self.F[special : special + self.block_rows] = np.uint64(self.rng.getrandbits(32))
@@ -283,9 +291,12 @@ class Machine:
             # More work in flight than slots: the oldest that may run completes now, as it may.
             while not pool:
                 ready = [task for task in self.queue.ready()]
-                if not ready:
+                if ready:
+                    self.queue.step(ready[0])
+                elif self.copies.flying():
+                    self.copies.step()
+                else:
                     raise RuntimeError("no clock slot is free and no asynchronous work can complete")
-                self.queue.step(ready[0])
         slot = pool.popleft()
         self.clocks.start(slot, warp.slot)
         agent = Agent(self, warp.cta, slot, warp.index, warp.instruction, label, proxy)
@@ -391,6 +402,9 @@ class Machine:
                 self.OUT,
                 self.EV,
                 self.addresses,
+                self.copies.Q,
+                self.copies.GC,
+                self.copies.DN,
             )
             if reason == L.LEAVE_PYTHON:
                 self.python_operation()
@@ -450,7 +464,7 @@ class Machine:
     def idle(self) -> bool:
         """No warp can run: let asynchronous work complete, then lanes that wait only to reconverge. False:
         stuck."""
-        while self.queue.tick():
+        while self.complete_something():
             if (self.W[: self.warp_slots, L.W_STATUS] == L.WARP_READY).any():
                 self.plan_tick()
                 return True
@@ -458,6 +472,18 @@ class Machine:
         for slot in np.flatnonzero(self.W[: self.warp_slots, L.W_STATUS] == L.WARP_BLOCKED):
             freed += release_waiting(self.W, self.FR, self.RC, int(slot), 0xFFFFFFFF)
         return freed > 0
+
+    def complete_something(self) -> bool:
+        """One stage of a random piece of work in flight; False when there is none."""
+        ready, copies = self.queue.ready(), self.copies.flying()
+        if not ready and not copies:
+            return False
+        at = self.rng.randrange(len(ready) + copies)
+        if at < len(ready):
+            self.queue.step(ready[at])
+        else:
+            self.copies.step()
+        return True
 
     def cta_ended(self, slot: int, free: list) -> None:
         cta = self.ctas[slot]
@@ -467,6 +493,7 @@ class Machine:
         if all(other.exited for other in cta.cluster):
             for task in [task for task in self.queue.tasks if task.agent.cta in cta.cluster]:
                 self.queue.force([task.agent])
+            self.copies.finish({other.slot for other in cta.cluster})
             for other in cta.cluster:
                 del self.ctas[other.slot]
             free.append(cta.cluster[0].slot)

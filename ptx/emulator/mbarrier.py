@@ -107,6 +107,8 @@ def barriers_of(cta):
 
 def check_overlap(agent, cta, offset, size):
     """A copy must not write over a live mbarrier."""
+    if not cta.shared.barriers[offset >> 3:(offset + size + 7) >> 3].any():
+        return
     for place in barriers_of(cta):
         if offset < place + 8 and place < offset + size:
             agent.fault("mbarrier", f"{size} bytes to shared {cta.rank << 24 | offset:#x} overwrite the "
@@ -207,6 +209,7 @@ def mbarrier_init(warp, ins):
         warp.machine.access.write_shared(warp.agent, cta.rank, offset, pattern(offset))
         try:
             barriers_of(cta)[offset] = Barrier(count)
+            cta.shared.barriers[offset >> 3] = 1
         except BarrierError as error:
             warp.fault("mbarrier", str(error), lane=lane, address=cta.rank << 24 | offset)
 
@@ -219,6 +222,7 @@ def mbarrier_inval(warp, ins):
             warp.fault("mbarrier", f"inval while {barrier.tx} bytes are pending", lane=lane,
                        address=cta.rank << 24 | offset)
         del barriers_of(cta)[offset]
+        cta.shared.barriers[offset >> 3] = 0
         for phase in (barrier.phase - 1, barrier.phase, barrier.phase + 1):
             warp.machine.clocks.forget(phase_key(cta, offset, phase))
         warp.machine.access.write_shared(warp.agent, cta.rank, offset, np.full(8, 0xFF, np.uint8))
@@ -328,7 +332,7 @@ def _wait(warp, ins, *, parity, blocking):
         return Wait(("mbarrier", sleep[0].index, sleep[1]), lambda: describe(*sleep), spurious=True)
     if sleep is not None and warp.machine.schedule == "late":
         # A warp that polls never lets the machine run idle, which is when late work completes.
-        warp.machine.queue.tick()
+        warp.machine.complete_something()
     warp.write_predicate(0, true)
     return None
 

@@ -184,6 +184,8 @@ class SharedMemory:
         lines = (self.granules + 31) // 32
         self.read_lines = np.zeros((slots, lines), np.uint64)
         self.readers = np.zeros(lines, np.uint64)
+        #: one byte for each 8 bytes: 1 where an mbarrier lives
+        self.barriers = np.zeros(size // 8, np.uint8)
         self.clear()
 
     def give_back(self) -> None:
@@ -196,13 +198,14 @@ class SharedMemory:
         self.bytes[:] = 0xFF
         self.initialised[:] = 0
         self.readers[:] = 0
+        self.barriers[:] = 0
 
     def fill_row(self, row: np.ndarray) -> None:
         row[L.C_SHARED], row[L.C_SHARED_END] = self.bytes.ctypes.data, self.end
         row[L.C_INIT] = self.initialised.ctypes.data
         row[L.C_WRITE], row[L.C_READ] = self.write_cells.ctypes.data, self.read_cells.ctypes.data
         row[L.C_READ_LINES], row[L.C_READERS] = self.read_lines.ctypes.data, self.readers.ctypes.data
-        row[L.C_GRANULES] = self.granules
+        row[L.C_GRANULES], row[L.C_BARRIERS] = self.granules, self.barriers.ctypes.data
 
 
 @compiled

@@ -48,3 +48,7 @@ CONTROL = 0x900
 # ---- family 10: operations that leave for Python, and compiled matrix operations
 PYTHON = 0xA00
 MATRIX = 0xB00
+
+# ---- family 12: cp.async (warp_copies)
+COPY = 0xC00
+(CP_ASYNC, CP_COMMIT, CP_WAIT) = range(COPY, COPY + 3)

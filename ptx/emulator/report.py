@@ -104,6 +104,8 @@ class Report:
     # ---- called at the end
     def collect(self, machine) -> None:
         self.executed = machine.N
+        if machine.G[L.G_COPY_BYTES]:
+            self.count_bytes("cp.async", machine.G[L.G_COPY_BYTES])
         if machine.G[L.G_TRACE]:
             from .timeline import Timeline
 

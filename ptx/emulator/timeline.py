@@ -48,6 +48,7 @@ class Timeline:
 
     def __init__(self, machine) -> None:
         from .report import instruction_class
+        from .warp_copies import EVENT_COPY, EVENT_WAIT
 
         self.spans: list[Span] = []
         instructions, program = machine.decoded.instructions, machine.P
@@ -61,10 +62,15 @@ class Timeline:
                 )
                 name = instruction.text if instruction is not None else "prologue"
                 source = str(instruction.source or "") if instruction is not None else ""
+                row = f"warp {slot % EVENT_WAIT % machine.warps_per_cta}"
+                if slot >= EVENT_COPY:
+                    row, kind = name, "asynchronous"
+                elif slot >= EVENT_WAIT:
+                    kind = "wait"
                 self.spans.append(
                     Span(
                         machine.cta_at(cta, start),
-                        f"warp {slot % machine.warps_per_cta}",
+                        row,
                         start,
                         max(count, 1),
                         kind,
