@@ -62,16 +62,18 @@ def cache_root() -> Path:
     raise OSError("no writable folder for compiled emulator code: set MSA_CUDACORE_CACHE to one")
 
 
-def compiled(function):
+def compiled(function, allocates: bool = True):
     """Like `numba.njit(cache=True)`, cached under a digest of the function's sources.
 
     Numba picks the folder from its configuration while decorating; it is set for that moment only.
+    `allocates=False` drops reference counting, which costs two locked instructions for every array that is
+    passed on in a loop: more than the loop's work.
     """
     folder = cache_root() / f"{Path(function.__code__.co_filename).stem}-{_closure_digest(_stem(function))}"
     before = config.CACHE_DIR
     config.CACHE_DIR = str(folder)
     try:
-        return numba.njit(cache=True, error_model="numpy")(function)
+        return numba.njit(cache=True, error_model="numpy", _nrt=allocates)(function)
     finally:
         config.CACHE_DIR = before
 
@@ -80,9 +82,11 @@ def _stem(function) -> str:
     return Path(function.__code__.co_filename).stem
 
 
-def inlined(function):
-    """A helper that is only called from compiled code: no cache entry, no Python wrapper."""
-    return numba.njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
+def inlined(function=None, *, allocates: bool = False):
+    """A helper that is only called from compiled code: no cache entry, no Python wrapper, and (unless it
+    `allocates`) no reference counting."""
+    make = numba.njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=allocates)
+    return make if function is None else make(function)
 
 
 #: Array types by the letters used in unit signatures: U/I = uint64/int64, digit = dimensions (C order).
@@ -98,11 +102,11 @@ class Unit:
     """A separately compiled function. From Python call it; from compiled code use `unit.call(address,
     ...)`."""
 
-    def __init__(self, function, result: str, arguments: str) -> None:
+    def __init__(self, function, result: str, arguments: str, allocates: bool) -> None:
         self.name = function.__name__
         self.__doc__ = function.__doc__
         self.signature = _TYPES[result](*(_TYPES[name] for name in arguments.split()))
-        self.dispatcher = compiled(function)
+        self.dispatcher = compiled(function, allocates)
         self.call = _pointer_call(self.name, self.signature)
         self._address = None
 
@@ -120,9 +124,9 @@ class Unit:
         return self._address
 
 
-def unit(result: str, arguments: str):
+def unit(result: str, arguments: str, *, allocates: bool = False):
     """Decorator: make a function a Unit of the given signature (letters of `_TYPES`)."""
-    return lambda function: Unit(function, result, arguments)
+    return lambda function: Unit(function, result, arguments, allocates)
 
 
 def _pointer_call(name: str, signature):

@@ -102,7 +102,7 @@ def reduce_floats(F, a, e, x, y, m, lane):
     return r
 
 
-@unit("i", "U2 i i i i i i i i i i i i")
+@unit("i", "U2 i i i i i i i i i i i i", allocates=True)
 def warp_lanes(F, op, d, a, b, c, e, x, y, p, mask, clock, noise):
     """WARP family for the lanes of `mask`. p: predicate output row (-1 none); e: row of the member mask.
 

@@ -110,7 +110,7 @@ def round_units(units, exponent, d_format):
                      | ((bits >> np.uint64(29)) & np.uint64(0x7FFFFF)))
 
 
-@inlined
+@inlined(allocates=True)
 def multiply_narrow(a, b, c, m, k, fmt, d_format):
     """c := A B^T + C for words a [m * k], b [8 * k], c [m * 8]. False, with c unchanged: a NaN or an infinity
     is among the operands."""

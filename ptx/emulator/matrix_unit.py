@@ -6,7 +6,7 @@ from .jit import unit
 from .matrix_compiled import run_matrix
 
 
-@unit("void", "U2 I1 i i i i i")
+@unit("void", "U2 I1 i i i i i", allocates=True)
 def matrix_lanes(F, V, base, registers, register_count, attributes, attribute_count):
     """One mma.sync of a full warp; both lists lie in V."""
     run_matrix(
