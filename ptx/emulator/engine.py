@@ -21,7 +21,7 @@ from .lanes_convert import convert_lanes
 from .lanes_float import float_lanes
 from .lanes_half import half_lanes
 from .lanes_integer import integer_fast, integer_lane, lop3
-from .lanes_memory import fault, first_lane, memory_instruction
+from .lanes_memory import first_lane, memory_instruction
 from .lanes_predicate import predicate_lanes
 from .lanes_warp import warp_lanes
 from .layout import (
@@ -35,6 +35,7 @@ from .layout import (
     W_DIVERGED, W_FRAGMENTS, W_INDEX, W_SPECIAL, W_STATUS, WARP_READY,
 )
 from .matrix_unit import matrix_lanes
+from .shadow import fault
 from .warp_copies import STEP, copy_unit
 from .opcodes import (
     BARRIER, BITS, BRA, BRX, CALL, CALL_INDIRECT, CONVERT, COPY, EXIT, FENCE, FENCE_PROXY, FLOAT, HALF, INTEGER,

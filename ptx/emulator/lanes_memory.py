@@ -11,26 +11,28 @@ import numpy as np
 
 from .atomics import atomic_result
 from .bitcast import (
-    U0, U1, U63, load8, load16, load32, load64, load_bytes, signed, store8, store32, store64, store_bytes,
+    U0, U1, load8, load16, load32, load64, load_bytes, signed, store8, store32, store64, store_bytes,
 )
-from .clocks import K_EPOCH, K_OWN, K_START, observe, publish
+from .clocks import observe, publish
 from .jit import inlined, unit
 from .layout import (
-    A_BEGIN, A_END, A_FLAGS, A_HOST, A_READ, A_READ_ONLY, A_WRITE, C_ALIVE, C_CLUSTER_SIZE, C_FIRST_CTA,
-    C_GRANULES, C_GROUP_SLOT, C_GROUP_SLOTS, C_INIT, C_RANK, C_READ, C_READ_LINES, C_READERS, C_SHARED,
-    C_SHARED_END, C_WRITE, F_ALIGN, F_BOUNDS, F_CLUSTER_EXIT, F_RACE_READ, F_RACE_WRITE, F_READ_ONLY, F_SPACE,
-    F_UNINITIALISED, G_CHECK_MEMORY, G_CHECK_RACES, G_CHECK_SHARED_RACES, G_CHECK_UNINITIALISED, G_LOCAL_HOST,
-    G_LOCAL_INIT, G_BANKS, G_LOCAL_SIZE, LOCAL_WINDOW, OFFSET_MASK, OUT_ADDRESS, OUT_AUX, OUT_AUX2, OUT_LANE,
-    OUT_MASK, OUT_SIZE, P_A, P_B, P_C, P_D, P_E, P_OP, P_S, P_W, P_X, P_Y, P_Z, RANK_SHIFT, SHARED_RESERVED,
-    SHARED_WINDOW, SPACE_FRAME, SPACE_GENERIC, SPACE_GLOBAL, SPACE_LOCAL, SPACE_SHARED_CTA, W_CTA,
+    A_BEGIN, A_END, A_FLAGS, A_HOST, A_READ_ONLY, A_WRITE, C_ALIVE, C_CLUSTER_SIZE, C_FIRST_CTA, C_INIT,
+    C_RANK, C_SHARED, C_SHARED_END, F_ALIGN, F_BOUNDS, F_CLUSTER_EXIT, F_RACE_READ, F_RACE_WRITE,
+    F_READ_ONLY, F_SPACE, F_UNINITIALISED, G_BANKS, G_CHECK_MEMORY, G_CHECK_RACES, G_CHECK_SHARED_RACES,
+    G_CHECK_UNINITIALISED, G_LOCAL_HOST, G_LOCAL_INIT, G_LOCAL_SIZE, LOCAL_WINDOW, OFFSET_MASK, OUT_ADDRESS,
+    OUT_LANE, OUT_MASK, OUT_SIZE, P_A, P_B, P_C, P_D, P_E, P_OP, P_S, P_W, P_X, P_Y, P_Z, RANK_SHIFT,
+    SHARED_RESERVED, SHARED_WINDOW, SPACE_FRAME, SPACE_GENERIC, SPACE_GLOBAL, SPACE_LOCAL, SPACE_SHARED_CTA,
+    W_CTA,
 )
 from .opcodes import ATOM, LD, ST
+from .shadow import fault, touch_global, touch_shared
 
 _SHARED = np.uint64(SHARED_WINDOW)
 _LOCAL = np.uint64(LOCAL_WINDOW)
 _WINDOW = np.uint64(1 << 40)
 _M32 = np.uint64(0xFFFFFFFF)
 _FOUR = np.uint64(0x01010101)
+_EIGHT = np.uint64(0x0101010101010101)
 
 # Owner codes in T[2]: a CTA index for shared, _LOCAL_OWNER for local, _GLOBAL_OWNER + allocation for the
 # rest.
@@ -49,15 +51,6 @@ def find_allocation(A, address):
         else:
             high = middle
     return low - 1
-
-
-@inlined
-def fault(OUT, code, lane, address, aux, aux2):
-    OUT[OUT_LANE] = lane
-    OUT[OUT_ADDRESS] = np.int64(address)
-    OUT[OUT_AUX] = np.int64(aux)
-    OUT[OUT_AUX2] = np.int64(aux2)
-    return code
 
 
 @inlined
@@ -129,166 +122,15 @@ def resolve_lanes(F, A, C, W, G, T, OUT, slot, a, offset, space, size, writes, m
 
 
 @inlined
-def unordered(cell, bits, strong, slot, VC, K, shared):
-    """True when the access recorded in `cell` is not ordered before the present one and touches the same
-    bytes."""
-    if cell & bits == U0 or (strong and (cell >> np.uint64(4)) & U1 != U0):
-        return False
-    other = np.int64((cell >> np.uint64(24)) & np.uint64(0xFFF))
-    clock = np.int64(cell >> np.uint64(36))
-    if clock < K[slot, K_EPOCH] or other >= K.shape[0]:
-        # Left over from an earlier launch.
-        return False
-    if other == slot:
-        # An earlier CTA used this slot: its accesses are not in program order with ours.
-        return not shared and clock < K[slot, K_START] and clock > K[slot, K_OWN]
-    if clock <= VC[slot, other]:
-        return False
-    return not (shared and clock < K[other, K_START])
-
-
-@inlined
-def line_has_readers(C, VC, K, cta, slot, line):
-    """True when some other slot's last read of this 128-byte line is not known to be ordered before
-    `slot`."""
-    first, count = C[cta, C_GROUP_SLOT], C[cta, C_GROUP_SLOTS]
-    readers = load64(np.uint64(C[cta, C_READERS]) + np.uint64(8) * np.uint64(line))
-    lines = (C[cta, C_GRANULES] + 31) >> 5
-    bit = 0
-    while readers != U0:
-        if readers & U1:
-            row = bit
-            while row < count:
-                other = first + row
-                if other != slot:
-                    clock = np.int64(load64(np.uint64(C[cta, C_READ_LINES] + 8 * (row * lines + line))))
-                    if clock > VC[slot, other] and clock >= K[other, K_START]:
-                        return True
-                row += 64
-        readers >>= U1
-        bit += 1
-    return False
-
-
-@inlined
-def touch_shared(C, VC, K, OUT, cta, at, size, slot, pc, reads, writes, strong, lane):
-    """Happens-before check and record of one contiguous access to a CTA's shared memory. Returns a fault code
-    or 0."""
-    granule = at >> 2
-    last = (at + size - 1) >> 2
-    clock = VC[slot, slot]
-    stamp = (
-        (np.uint64(clock) << np.uint64(36))
-        | (np.uint64(slot) << np.uint64(24))
-        | (np.uint64(pc) << np.uint64(5))
-    )
-    if strong:
-        stamp |= np.uint64(16)
-    first, count = C[cta, C_GROUP_SLOT], C[cta, C_GROUP_SLOTS]
-    granules = C[cta, C_GRANULES]
-    row = slot - first
-    lines = (granules + 31) >> 5
-    seen_line = -1
-    crowded = False
-    write_base, read_base = C[cta, C_WRITE], C[cta, C_READ] + 8 * row * granules
-    whole = at & 3 == 0 and size & 3 == 0
-    safe = U0
-    while granule <= last:
-        bits = np.uint64(15)
-        low = 0
-        if not whole:
-            low, high = max(at, granule * 4) - granule * 4, min(at + size, granule * 4 + 4) - granule * 4
-            bits = ((U1 << np.uint64(high)) - U1) & ~((U1 << np.uint64(low)) - U1)
-        pointer = np.uint64(write_base + 8 * granule)
-        cell = load64(pointer)
-        # Neighbouring cells mostly hold the same access, which was just found to be ordered.
-        if cell != U0 and cell >> np.uint64(24) != safe and unordered(cell, bits, strong, slot, VC, K, True):
-            return fault(OUT, F_RACE_WRITE, lane, (C[cta, C_RANK] << RANK_SHIFT) + granule * 4 + low, cell, 0)
-        if cell & np.uint64(31) == np.uint64(15):
-            safe = cell >> np.uint64(24)
-        line = granule >> 5
-        if writes:
-            if line != seen_line:
-                crowded = line_has_readers(C, VC, K, cta, slot, line)
-            if crowded:
-                for other in range(count):
-                    if other != row:
-                        seen = load64(np.uint64(C[cta, C_READ] + 8 * (other * granules + granule)))
-                        if seen != U0 and unordered(seen, bits, strong, slot, VC, K, True):
-                            return fault(
-                                OUT,
-                                F_RACE_READ,
-                                lane,
-                                (C[cta, C_RANK] << RANK_SHIFT) + granule * 4 + low,
-                                seen,
-                                0,
-                            )
-            if cell >> np.uint64(5) == stamp >> np.uint64(5):
-                bits |= cell & np.uint64(15)
-            store64(pointer, stamp | bits)
-        elif reads:
-            pointer = np.uint64(read_base + 8 * granule)
-            seen = load64(pointer) if not whole else U0
-            if np.int64(seen >> np.uint64(36)) == clock:
-                bits |= seen & np.uint64(15)
-            store64(pointer, stamp | bits)
-            if line != seen_line:
-                store64(np.uint64(C[cta, C_READ_LINES] + 8 * (row * lines + line)), np.uint64(clock))
-                pointer = np.uint64(C[cta, C_READERS] + 8 * line)
-                store64(pointer, load64(pointer) | (U1 << (np.uint64(row) & U63)))
-        seen_line = line
-        granule += 1
-    return 0
-
-
-@inlined
-def touch_global(A, VC, K, OUT, allocation, at, size, slot, pc, reads, writes, strong, lane):
-    """The same for global memory, which keeps one write and one read cell for each granule."""
-    granule = at >> 2
-    last = (at + size - 1) >> 2
-    stamp = (np.uint64(VC[slot, slot]) << np.uint64(36)) | (np.uint64(slot) << np.uint64(24)) | (
-        np.uint64(pc) << np.uint64(5))
-    if strong:
-        stamp |= np.uint64(16)
-    write_base, read_base = A[allocation, A_WRITE], A[allocation, A_READ]
-    whole = at & 3 == 0 and size & 3 == 0
-    safe = U0
-    while granule <= last:
-        bits = np.uint64(15)
-        low = 0
-        if not whole:
-            low, high = max(at, granule * 4) - granule * 4, min(at + size, granule * 4 + 4) - granule * 4
-            bits = ((U1 << np.uint64(high)) - U1) & ~((U1 << np.uint64(low)) - U1)
-        pointer = np.uint64(write_base + 8 * granule)
-        cell = load64(pointer)
-        if cell != U0 and cell >> np.uint64(24) != safe and unordered(cell, bits, strong, slot, VC, K, False):
-            return fault(OUT, F_RACE_WRITE, lane, A[allocation, A_BEGIN] + granule * 4 + low, cell, 0)
-        if cell & np.uint64(31) == np.uint64(15):
-            safe = cell >> np.uint64(24)
-        read_pointer = np.uint64(read_base + 8 * granule)
-        seen = load64(read_pointer)
-        if writes:
-            if seen != U0 and unordered(seen, bits, strong, slot, VC, K, False):
-                return fault(OUT, F_RACE_READ, lane, A[allocation, A_BEGIN] + granule * 4 + low, seen, 0)
-            if cell >> np.uint64(5) == stamp >> np.uint64(5):
-                bits |= cell & np.uint64(15)
-            store64(pointer, stamp | bits)
-        elif reads:
-            # Of several concurrent readers the cell keeps the first; which one a schedule makes first varies.
-            if seen == U0 or not unordered(seen, np.uint64(15), False, slot, VC, K, False):
-                store64(read_pointer, stamp | bits)
-        granule += 1
-    return 0
-
-
-@inlined
 def all_initialised(pointer, size):
     """True when each of `size` bytes of the initialisation map is set."""
-    if size >= 4:
-        for k in range(size >> 2):
-            if load32(pointer + np.uint64(4 * k)) != _FOUR:
+    if size >= 8:
+        for k in range(size >> 3):
+            if load64(pointer + np.uint64(8 * k)) != _EIGHT:
                 return False
-        return True
+        return size & 4 == 0 or load32(pointer + np.uint64(size - 4)) == _FOUR
+    if size == 4:
+        return load32(pointer) == _FOUR
     if size == 2:
         return load16(pointer) == np.uint64(0x0101)
     return load8(pointer) == U1
@@ -296,9 +138,13 @@ def all_initialised(pointer, size):
 
 @inlined
 def set_initialised(pointer, size):
-    if size >= 4:
-        for k in range(size >> 2):
-            store32(pointer + np.uint64(4 * k), _FOUR)
+    if size >= 8:
+        for k in range(size >> 3):
+            store64(pointer + np.uint64(8 * k), _EIGHT)
+        if size & 4:
+            store32(pointer + np.uint64(size - 4), _FOUR)
+    elif size == 4:
+        store32(pointer, _FOUR)
     else:
         for k in range(size):
             store8(pointer + np.uint64(k), U1)
@@ -337,28 +183,16 @@ def check_lanes(A, C, G, VC, K, T, OUT, slot, pc, size, reads, writes, strong, m
             return code
         else:
             return 0
-    # A lane that reads a word which this very instruction stamped for an earlier lane, or that nobody wrote,
-    # is done.
-    stamp = (np.uint64(VC[slot, slot]) << np.uint64(36)) | (np.uint64(slot) << np.uint64(24)) | (
-        np.uint64(pc) << np.uint64(5)) | np.uint64(15)
-    plain_read = reads and not writes and not strong and size == 4
+    last_owner, last_at = ~U0, np.int64(-1)
     for i in range(32):
         if (m >> np.uint64(i)) & U1 == U0:
             continue
         owner = T[2, i]
         at = np.int64(T[1, i])
-        if plain_read and owner >= _GLOBAL_OWNER and races:
-            allocation = np.int64(owner - _GLOBAL_OWNER)
-            if A[allocation, A_WRITE] == 0:
-                continue
-            granule = np.uint64(8 * (at >> 2))
-            if load64(np.uint64(A[allocation, A_WRITE]) + granule) == U0:
-                pointer = np.uint64(A[allocation, A_READ]) + granule
-                if load64(pointer) == U0:
-                    store64(pointer, stamp)
-                    continue
-                if load64(pointer) == stamp:
-                    continue
+        if owner == last_owner and at == last_at:
+            # The same place as the lane before.
+            continue
+        last_owner, last_at = owner, at
         if owner < _LOCAL_OWNER:
             cta = np.int64(owner)
             if initial:
@@ -476,7 +310,8 @@ def bank_wavefronts(T, size, m):
     """Shared-memory passes of one warp access: 32 four-byte banks; 8-byte lanes go in halves, 16-byte in
     quarters.
 
-    T[3] serves as the 32 bank counters. Lanes that touch the same word share it.
+    Lanes that touch the same word share it. For every bank, T[3] heads a chain of the words met so far (T[4] the
+    next link, T[5] the words), T[6] counts them.
     """
     group = 32 if size <= 4 else (16 if size == 8 else 8)
     words = max(size >> 2, 1)
@@ -484,22 +319,26 @@ def bank_wavefronts(T, size, m):
     for start in range(0, 32, group):
         for bank in range(32):
             T[3, bank] = U0
+            T[6, bank] = U0
         worst = U0
+        links = np.uint64(0)
         for i in range(start, start + group):
             if (m >> np.uint64(i)) & U1 == U0:
                 continue
             first = T[1, i] >> np.uint64(2)
             for k in range(words):
                 word = first + np.uint64(k)
-                shared = False
-                if T[3, word & np.uint64(31)]:
-                    for j in range(start, i):
-                        if (m >> np.uint64(j)) & U1 and word - (T[1, j] >> np.uint64(2)) < np.uint64(words):
-                            shared = True
-                            break
-                if not shared:
-                    T[3, word & np.uint64(31)] += U1
-                    worst = max(worst, T[3, word & np.uint64(31)])
+                bank = word & np.uint64(31)
+                link = T[3, bank]
+                while link != U0 and T[5, link - U1] != word:
+                    link = T[4, link - U1]
+                if link == U0:
+                    T[5, links] = word
+                    T[4, links] = T[3, bank]
+                    links += U1
+                    T[3, bank] = links
+                    T[6, bank] += U1
+                    worst = max(worst, T[6, bank])
         total += np.int64(worst)
     return total
 

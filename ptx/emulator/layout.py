@@ -35,16 +35,16 @@ RECORDS = 96
 # ---- CTA state: C[cta, column], int64
 (C_USED, C_RANK, C_FIRST_CTA, C_CLUSTER_SIZE, C_FIRST_SLOT, C_WARPS, C_ALIVE, C_SHARED, C_SHARED_END,
  C_INIT, C_WRITE, C_READ, C_READ_LINES, C_READERS, C_GROUP_SLOT, C_GROUP_SLOTS, C_GRANULES, C_LINEAR,
- C_THREADS, C_BARRIERS) = range(20)
-C_COLUMNS = 20
+ C_THREADS, C_BARRIERS, C_WRITE_LINES) = range(21)
+C_COLUMNS = 21
 
 # ---- named barriers: B[cta * 16 + id, column]; from B_LANES on the mask of arrived lanes of each warp
 (B_EXPECTED, B_ARRIVED, B_WARPS, B_GENERATION, B_REDUCE, B_REDUCE_KIND, B_LANES) = range(7)
 B_COLUMNS = B_LANES + 32
 
 # ---- allocations: A[index, column], sorted by address; the host pointer of the bytes and of the shadow cells
-(A_BEGIN, A_END, A_HOST, A_WRITE, A_READ, A_FLAGS) = range(6)
-A_COLUMNS = 6
+(A_BEGIN, A_END, A_HOST, A_WRITE, A_READ, A_FLAGS, A_WRITE_LINES, A_READ_LINES) = range(8)
+A_COLUMNS = 8
 A_READ_ONLY = 1
 
 # ---- configuration and counters: G[column], int64

@@ -120,7 +120,7 @@ class Machine:
         self.C = np.zeros((self.resident, L.C_COLUMNS), np.int64)
         self.B = np.zeros((self.resident * 16, L.B_COLUMNS), np.int64)
         self.A = self.memory.table(self.checks.races, self.generation)
-        self.T = np.zeros((4, 32), np.uint64)
+        self.T = np.zeros((7, 32), np.uint64)
         self.N = np.zeros((len(self.P), 3 + self.warps_per_cta), np.int64)
         self.OUT = np.zeros(L.OUT_COLUMNS, np.int64)
         self.EV = np.zeros((1 << 16 if trace else 1, 6), np.int64)

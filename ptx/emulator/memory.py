@@ -9,10 +9,10 @@ import numpy as np
 
 from . import layout as L
 from . import pool
-from .bitcast import U0, load8, load64, store8
-from .clocks import K_EPOCH, K_START
+from .bitcast import load8, store8
 from .jit import compiled
-from .lanes_memory import fault, find_allocation, touch_global, touch_shared
+from .lanes_memory import find_allocation
+from .shadow import hidden_write, touch_global, touch_shared
 
 _GUARD = 1 << 16
 _ALIGN = 512
@@ -125,11 +125,13 @@ class Memory:
             if races and not read_only:
                 if begin not in self.shadow:
                     granules = (end - begin + 7) // 4
-                    self.shadow[begin] = tuple(
-                        pool.take((granules,), np.uint64, cells=True) for _ in range(2)
-                    )
-                write, read = self.shadow[begin]
-                table[k, L.A_WRITE], table[k, L.A_READ] = write.ctypes.data, read.ctypes.data
+                    lines = (granules + 31) // 32
+                    # Whole lines of cells, so that a record can be spilled without looking at the end.
+                    self.shadow[begin] = tuple(pool.take((size,), np.uint64, cells=True)
+                                               for size in (32 * lines, 32 * lines, 2 * lines, 2 * lines))
+                columns = (L.A_WRITE, L.A_READ, L.A_WRITE_LINES, L.A_READ_LINES)
+                for column, cells in zip(columns, self.shadow[begin]):
+                    table[k, column] = cells.ctypes.data
         return table
 
     def resolve(self, address: int) -> tuple[str, object, int]:
@@ -182,7 +184,8 @@ class SharedMemory:
         self.write_cells = pool.take((self.granules,), np.uint64, cells=True)
         self.read_cells = pool.take((slots, self.granules), np.uint64, cells=True)
         lines = (self.granules + 31) // 32
-        self.read_lines = np.zeros((slots, lines), np.uint64)
+        self.write_lines = np.zeros((lines, 2), np.uint64)
+        self.read_lines = pool.take((slots, lines, 2), np.uint64, cells=True)
         self.readers = np.zeros(lines, np.uint64)
         #: one byte for each 8 bytes: 1 where an mbarrier lives
         self.barriers = np.zeros(size // 8, np.uint8)
@@ -190,7 +193,7 @@ class SharedMemory:
 
     def give_back(self) -> None:
         """Nobody uses this memory any more."""
-        pool.give(self.bytes, self.initialised, self.write_cells, self.read_cells)
+        pool.give(self.bytes, self.initialised, self.write_cells, self.read_cells, self.read_lines)
 
     def clear(self) -> None:
         """A new CTA: contents are poison (NaN in every float format, -1 as integer) and nothing is
@@ -198,6 +201,7 @@ class SharedMemory:
         self.bytes[:] = 0xFF
         self.initialised[:] = 0
         self.readers[:] = 0
+        self.write_lines[:] = 0
         self.barriers[:] = 0
 
     def fill_row(self, row: np.ndarray) -> None:
@@ -205,37 +209,22 @@ class SharedMemory:
         row[L.C_INIT] = self.initialised.ctypes.data
         row[L.C_WRITE], row[L.C_READ] = self.write_cells.ctypes.data, self.read_cells.ctypes.data
         row[L.C_READ_LINES], row[L.C_READERS] = self.read_lines.ctypes.data, self.readers.ctypes.data
+        row[L.C_WRITE_LINES] = self.write_lines.ctypes.data
         row[L.C_GRANULES], row[L.C_BARRIERS] = self.granules, self.barriers.ctypes.data
 
 
 @compiled
 def unproxied(C, VC, K, OUT, cta, at, size, slot, generic_slots):
-    """Fault code if a granule's last generic write is not visible to the async proxy for `slot`.
-
-    Slots from `generic_slots` on belong to agents of the async proxy, whose writes need no fence.
-    """
-    half = VC.shape[1] // 2
-    for granule in range(at >> 2, ((at + size - 1) >> 2) + 1):
-        cell = load64(np.uint64(C[cta, L.C_WRITE] + 8 * granule))
-        if cell != U0:
-            other = np.int64((cell >> np.uint64(24)) & np.uint64(0xFFF))
-            clock = np.int64(cell >> np.uint64(36))
-            if other < generic_slots and clock > VC[slot, half + other] and clock >= K[other, K_START]:
-                return fault(OUT, L.F_PROXY, 0, (C[cta, L.C_RANK] << L.RANK_SHIFT) + granule * 4, cell, 0)
-    return 0
+    """hidden_write for a CTA's shared memory."""
+    return hidden_write(C[cta, L.C_WRITE_LINES], C[cta, L.C_WRITE], C[cta, L.C_RANK] << L.RANK_SHIFT, VC, K,
+                        OUT, at, size, slot, generic_slots, True)
 
 
 @compiled
 def unproxied_global(A, VC, K, OUT, allocation, at, size, slot, generic_slots):
-    half = VC.shape[1] // 2
-    for granule in range(at >> 2, ((at + size - 1) >> 2) + 1):
-        cell = load64(np.uint64(A[allocation, L.A_WRITE] + 8 * granule))
-        if cell != U0:
-            other = np.int64((cell >> np.uint64(24)) & np.uint64(0xFFF))
-            clock = np.int64(cell >> np.uint64(36))
-            if other < generic_slots and clock > VC[slot, half + other] and clock >= K[slot, K_EPOCH]:
-                return fault(OUT, L.F_PROXY, 0, A[allocation, L.A_BEGIN] + granule * 4, cell, 0)
-    return 0
+    """hidden_write for an allocation of global memory."""
+    return hidden_write(A[allocation, L.A_WRITE_LINES], A[allocation, L.A_WRITE], A[allocation, L.A_BEGIN],
+                        VC, K, OUT, at, size, slot, generic_slots, False)
 
 
 @compiled

@@ -11,7 +11,7 @@ import numpy as np
 
 from .bitcast import load8, load64, store8, store64
 from .jit import inlined, unit
-from .lanes_memory import fault, find_allocation, set_initialised, touch_global, touch_shared
+from .lanes_memory import find_allocation, set_initialised
 from .layout import (
     A_BEGIN, A_END, A_HOST, A_WRITE, C_ALIVE, C_BARRIERS, C_INIT, C_RANK, C_SHARED, C_SHARED_END, F_ALIGN,
     F_BOUNDS, F_CLUSTER_EXIT, F_OPERAND, F_OVERLAP, F_SPACE, FR_KEY, FR_PC, FR_STATE, FRAG_COPY, FRAG_READY,
@@ -20,6 +20,7 @@ from .layout import (
     P_Z, RANK_SHIFT, SCHEDULE_EAGER, SHARED_RESERVED, SPACE_GLOBAL, SPACE_SHARED_CTA, W_CTA, W_STATUS, WARP_READY,
 )
 from .opcodes import CP_ASYNC, CP_COMMIT
+from .shadow import fault, touch_global, touch_shared
 
 #: Clock slots of copies in flight, in a program that has any.
 COPY_AGENTS = 24
