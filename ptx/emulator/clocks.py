@@ -53,6 +53,15 @@ def acquire_into(VC, K, slot, row):
 
 
 @inlined
+def knows_start(VC, K, slot, first, count):
+    """Whether `slot` knows of anything that the warps in slots first.. did since their CTA started."""
+    for other in range(first, first + count):
+        if VC[slot, other] >= K[other, K_START]:
+            return True
+    return False
+
+
+@inlined
 def fence(VC, VF, VP, K, slot):
     """membar / fence.acq_rel / fence.sc by a warp."""
     if K[slot, K_PENDING]:
@@ -155,16 +164,25 @@ class Clocks:
         self.VP[slot, :] = 0
         self.K[slot, K_FENCED] = self.K[slot, K_PENDING] = 0
         if parent is None:
+            # The first clock stamps no access: whoever knows it knows that the warp has started, no more.
             self.K[slot, K_START], self.K[slot, K_OWN] = clock, 0
+            self.VC[slot, slot] += 1
         else:
             # The slot's earlier agents stay on record for others; K_START moves only when a cluster starts.
             self.VC[parent, parent] += 1
 
     def release_fenced(self, slot: int, key: Hashable) -> None:
-        """A relaxed operation's release: publishes what the slot's last fence saw, nothing without one."""
+        """A relaxed operation's release: publishes what the slot's last fence saw, without one only that the
+        slot has started."""
+        row = self.objects.setdefault(key, np.zeros(2 * self.slots, np.int64))
+        row[slot] = max(row[slot], self.K[slot, K_START])
         if self.K[slot, K_FENCED]:
-            row = self.objects.setdefault(key, np.zeros(2 * self.slots, np.int64))
             np.maximum(row, self.VF[slot], out=row)
+
+    def knows_start(self, slot: int, first: int, count: int) -> bool:
+        """The rule of the compiled `knows_start`."""
+        own = slice(first, first + count)
+        return bool((self.VC[slot, own] >= self.K[own, K_START]).any())
 
     def release(self, slot: int, key: Hashable) -> None:
         """Join the slot's knowledge into the object `key` and step the slot's clock."""

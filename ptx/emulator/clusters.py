@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from .forms import operation
 from .machine import Wait, on_launch
-from .mbarrier import release_fenced
 
 
 class ClusterBarrier:
@@ -69,7 +68,7 @@ def cluster_arrive(warp, ins):
         waits[int(lane)] = barrier.phase
     key = _key(warp.cta, barrier.phase)
     if ins.has("relaxed"):
-        release_fenced(warp.machine.clocks, warp.slot, key)
+        warp.machine.clocks.release_fenced(warp.slot, key)
     else:
         warp.machine.clocks.release(warp.slot, key)
     barrier.arrived[place] = barrier.arrived.get(place, 0) | warp.mask

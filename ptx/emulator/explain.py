@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from . import layout as L
 from .diagnostics import Fault
+from .places import not_started
 
 
 def describe_cell(machine, cell: int) -> str:
@@ -93,6 +94,8 @@ def explain(machine, code: int, address: int, aux: int, aux2: int, size: int) ->
         ), address
     if code == L.F_CLUSTER_EXIT:
         return f"shared address {address:#x}: CTA {aux2} of the cluster has exited", address
+    if code == L.F_CLUSTER_START:
+        return not_started(address, aux2), address
     if code == L.F_BRX:
         return f"brx.idx index {address}, the table has {aux} entries", None
     if code == L.F_STACK:

@@ -13,11 +13,11 @@ from .atomics import atomic_result
 from .bitcast import (
     U0, U1, load8, load16, load32, load64, load_bytes, signed, store8, store32, store64, store_bytes,
 )
-from .clocks import observe, publish
+from .clocks import knows_start, observe, publish
 from .jit import inlined, unit
 from .layout import (
-    A_BEGIN, A_END, A_FLAGS, A_HOST, A_READ_ONLY, A_WRITE, C_ALIVE, C_CLUSTER_SIZE, C_FIRST_CTA, C_INIT,
-    C_RANK, C_SHARED, C_SHARED_END, F_ALIGN, F_BOUNDS, F_CLUSTER_EXIT, F_RACE_READ, F_RACE_WRITE,
+    A_BEGIN, A_END, A_FLAGS, A_HOST, A_READ_ONLY, A_WRITE, C_ALIVE, C_CLUSTER_SIZE, C_FIRST_CTA, C_FIRST_SLOT,
+    C_INIT, C_RANK, C_SHARED, C_SHARED_END, C_WARPS, F_ALIGN, F_BOUNDS, F_CLUSTER_EXIT, F_CLUSTER_START, F_RACE_READ, F_RACE_WRITE,
     F_READ_ONLY, F_SPACE, F_UNINITIALISED, G_BANKS, G_CHECK_MEMORY, G_CHECK_RACES, G_CHECK_SHARED_RACES,
     G_CHECK_UNINITIALISED, G_LOCAL_HOST, G_LOCAL_INIT, G_LOCAL_SIZE, LOCAL_WINDOW, OFFSET_MASK, OUT_ADDRESS,
     OUT_LANE, OUT_MASK, OUT_SIZE, P_A, P_B, P_C, P_D, P_E, P_OP, P_S, P_W, P_X, P_Y, P_Z, RANK_SHIFT,
@@ -54,11 +54,12 @@ def find_allocation(A, address):
 
 
 @inlined
-def resolve_lanes(F, A, C, W, G, T, OUT, slot, a, offset, space, size, writes, m):
+def resolve_lanes(F, A, C, W, G, T, VC, K, OUT, slot, a, offset, space, size, writes, m):
     """Fill T[0..2] for the lanes of `m`. `size` is the whole access of a lane in bytes. Returns a fault code
     or 0."""
     mine = W[slot, W_CTA]
     allocation = -1
+    known = np.int64(-1)
     begin, end = U0, U0
     OUT[OUT_SIZE] = size
     usize = np.uint64(size)
@@ -113,6 +114,11 @@ def resolve_lanes(F, A, C, W, G, T, OUT, slot, a, offset, space, size, writes, m
                 cta = C[mine, C_FIRST_CTA] + rank
                 if C[cta, C_ALIVE] == 0:
                     return fault(OUT, F_CLUSTER_EXIT, i, address, where, rank)
+                if cta != known:
+                    if G[G_CHECK_SHARED_RACES] and not knows_start(VC, K, slot, C[cta, C_FIRST_SLOT],
+                                                                   C[cta, C_WARPS]):
+                        return fault(OUT, F_CLUSTER_START, i, address, where, rank)
+                    known = cta
             if at < np.uint64(SHARED_RESERVED) or at + usize > np.uint64(C[cta, C_SHARED_END]):
                 return fault(OUT, F_BOUNDS, i, address, where, rank)
             T[0, i] = np.uint64(C[cta, C_SHARED]) + at
@@ -367,7 +373,7 @@ def memory_instruction(F, P, V, A, C, W, G, T, VC, VF, VP, K, SK, SV, OUT, slot,
         offset += local
     m = np.uint64(mask)
     total = count * size
-    code = resolve_lanes(F, A, C, W, G, T, OUT, slot, a, offset, space, total, op != LD, m)
+    code = resolve_lanes(F, A, C, W, G, T, VC, K, OUT, slot, a, offset, space, total, op != LD, m)
     if code:
         return code
     if G[G_CHECK_MEMORY]:

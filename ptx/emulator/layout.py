@@ -71,11 +71,12 @@ FAULTS = {
     7: "divergence", 8: "divergence", 9: "trap", 10: "barrier", 11: "barrier", 12: "address-space",
     13: "call-stack", 14: "cluster-exit",
     15: "brx", 16: "divergence", 17: "divergence", 18: "operand", 19: "breakpoint", 20: "proxy",
-    21: "mbarrier",
+    21: "mbarrier", 22: "cluster-start",
 }
 (F_BOUNDS, F_ALIGN, F_UNINITIALISED, F_RACE_WRITE, F_RACE_READ, F_READ_ONLY, F_DIVERGED, F_GUARD_DIVERGED,
  F_TRAP, F_BARRIER_COUNT, F_BARRIER_NUMBER, F_SPACE, F_STACK, F_CLUSTER_EXIT, F_BRX, F_MEMBER, F_ABSENT,
- F_OPERAND, F_BREAK, F_PROXY, F_OVERLAP) = range(1, 22)
+ F_OPERAND, F_BREAK, F_PROXY, F_OVERLAP,
+ F_CLUSTER_START) = range(1, 23)
 
 # ---- address map (bytes). A shared address is rank << 24 | offset, so one 32-bit window holds a whole
 # cluster.

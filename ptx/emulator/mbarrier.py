@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from .clocks import K_FENCED
 from .forms import operation
 from .machine import Wait
-from .places import groups, is_generic, shared_address
+from .places import groups, is_generic, require_started, shared_address
 
 MAXIMUM_COUNT = (1 << 20) - 1
 
@@ -128,6 +127,7 @@ def find(agent, cta, offset, what, lane=None):
         agent.fault("cluster-exit", f"{what} on the mbarrier at shared {address:#x}: CTA {cta.index} has "
                                     f"exited",
                     lane=lane, address=address)
+    require_started(agent, cta, address, lane)
     if barrier is None:
         agent.fault("mbarrier", f"{what} on shared {address:#x}, where no mbarrier was initialised",
                     lane=lane, address=address)
@@ -157,7 +157,7 @@ def apply(agent, cta, offset, what, change, *, release=True, lane=None, relaxed=
     key = phase_key(cta, offset, phase)
     if release:
         if relaxed:
-            release_fenced(machine.clocks, agent.slot, key)
+            machine.clocks.release_fenced(agent.slot, key)
         else:
             agent.release(key)
     if done:
@@ -168,13 +168,6 @@ def apply(agent, cta, offset, what, change, *, release=True, lane=None, relaxed=
         machine.clocks.forget(phase_key(cta, offset, phase - 1))
         machine.wake(("mbarrier", cta.index, offset))
     return barrier
-
-
-def release_fenced(clocks, slot, key):
-    """A relaxed arrival publishes what an earlier fence of the thread saw, and nothing without one."""
-    if clocks.K[slot, K_FENCED]:
-        row = clocks.objects.setdefault(key, np.zeros_like(clocks.VF[slot]))
-        np.maximum(row, clocks.VF[slot], out=row)
 
 
 def complete_tx(agent, cta, offset, nbytes, what):

@@ -12,6 +12,7 @@ from . import pool
 from .bitcast import load8, store8
 from .jit import compiled
 from .lanes_memory import find_allocation
+from .places import require_started
 from .shadow import hidden_write, touch_global, touch_shared
 
 _GUARD = 1 << 16
@@ -307,6 +308,7 @@ class Access:
         if cta.exited:
             agent.fault("cluster-exit", f"access to the shared memory of CTA {cta.index}, which has exited",
                         address=rank << L.RANK_SHIFT | offset)
+        require_started(agent, cta, rank << L.RANK_SHIFT | offset)
         return cta
 
     def _check_shared(

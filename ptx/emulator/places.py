@@ -62,6 +62,22 @@ def shared_address(warp, address, lane, *, generic, cluster, size=1, align=1, wh
     return owner, offset
 
 
+def require_started(agent, cta, address, lane=None):
+    """Fault unless the agent knows that another CTA of its cluster has started: its shared memory may be
+    accessed only then (CUDA programming guide, "Distributed shared memory")."""
+    machine = agent.machine
+    if cta is agent.cta or not machine.checks.shared_races:
+        return
+    warps = machine.warps_per_cta
+    if not machine.clocks.knows_start(agent.slot, cta.slot * warps, warps):
+        agent.fault("cluster-start", not_started(address, cta.rank), lane=lane, address=address)
+
+
+def not_started(address, rank):
+    return (f"shared address {address:#x} lies in CTA {rank} of the cluster, which may not have started: no "
+            "barrier.cluster.wait came before, and nothing that this CTA sent")
+
+
 def is_generic(ins, space="shared"):
     """Whether an address operand is generic: no state space among the modifiers."""
     return not any(m == space or m.startswith(space + "::") for m in ins.modifiers)

@@ -151,7 +151,8 @@ _SCALED_FAULTS = dict(
 )
 
 _EXCHANGE_FAULTS = dict(
-    missing_cluster_barrier=_kinds("mbarrier race cluster-exit"),
+    missing_cluster_barrier=_kinds("cluster-start"),
+    missing_cluster_wait=_kinds("cluster-start"),
     barrier_in_divergent_code=_kinds("divergence"),
     rank_outside_cluster=_kinds("out-of-bounds cluster"),
     misaligned_store=_kinds("misaligned"),
@@ -164,8 +165,9 @@ _EXCHANGE_FAULTS = dict(
 )
 
 _REMOTE_FAULTS = dict(
-    missing_first_barrier=_kinds("race uninitialised"),
-    missing_wait=_kinds("race uninitialised"),
+    missing_first_barrier=_kinds("cluster-start"),
+    missing_wait=_kinds("cluster-start"),
+    barrier_before_store=_kinds("race uninitialised"),
     missing_last_barrier=_kinds("cluster-exit"),
     one_cta_skips_barrier=_kinds("cluster-exit"),
     arrives_twice=_kinds("cluster barrier deadlock"),

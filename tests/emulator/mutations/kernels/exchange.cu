@@ -25,14 +25,14 @@ extern "C" __global__ void __launch_bounds__(32) exchange(const float* in, float
     ptx::barrier_cluster_wait();
   } else if (fault != Fault::missing_cluster_barrier) {
     ptx::barrier_cluster_arrive();
-    ptx::barrier_cluster_wait();
+    if (fault != Fault::missing_cluster_wait) ptx::barrier_cluster_wait();
   }
   const u32 peer = fault == Fault::rank_outside_cluster ? rank + 2 : rank ^ 1;
   const u32 shift = fault == Fault::misaligned_store ? 4 : fault == Fault::store_past_the_end ? 0x40000 : 0;
   const u32 to = ptx::mapa_shared_cluster(ptx::shared_address(inbox) + 8 * lane + shift, peer);  // <- rank_outside_cluster
   const u32 signal = ptx::mapa_shared_cluster(bar, fault == Fault::barrier_of_other_cta ? rank : peer);
   const float* from = in + 64 * blockIdx.x + 2 * lane;
-  ptx::st_async_v2(to, from[0], from[1], signal);  // <- rank_outside_cluster missing_cluster_barrier misaligned_store store_past_the_end barrier_of_other_cta missing_expect bytes_too_few
+  ptx::st_async_v2(to, from[0], from[1], signal);  // <- rank_outside_cluster missing_cluster_barrier missing_cluster_wait misaligned_store store_past_the_end barrier_of_other_cta missing_expect bytes_too_few
   if (fault != Fault::missing_wait) ptx::mbarrier_wait_parity_cluster(bar, 0);  // <- bytes_too_many
   for (u32 i = 0; i < 2; ++i) {
     const u32 at = 2 * lane + i;
