@@ -66,7 +66,7 @@ class Fault(RuntimeError):
 
 @dataclass(frozen=True)
 class Checks:
-    """Which checkers run. All are on by default; `Checks.off()` is the fastest setting.
+    """Which checkers run. Those for errors are on by default; `Checks.off()` is the fastest setting.
 
     races: data races on global memory; shared_races: on shared memory; uninitialised: reads of shared, local
     and tensor memory that nobody wrote; convergence: divergence at `.aligned` instructions; bank_conflicts:
@@ -75,6 +75,8 @@ class Checks:
     overwrites what the generic proxy wrote; tcgen05_fences: require tcgen05.fence::after_thread_sync between
     a wait and tensor-memory accesses; forgiving_lanes: ignore wrong lane bits of tensor-memory addresses and
     skip its allocation check, as release builds on hardware do. Bounds and alignment are always checked.
+    warp_races (off unless asked for): lanes of one warp that exchange data through shared memory without an
+    instruction that they execute together in between.
     """
 
     races: bool = True
@@ -86,6 +88,7 @@ class Checks:
     proxy_overwrites: bool = True
     tcgen05_fences: bool = True
     forgiving_lanes: bool = False
+    warp_races: bool = False
 
     @classmethod
     def off(cls) -> "Checks":

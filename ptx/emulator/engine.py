@@ -17,6 +17,7 @@ from .fragments import (
     release_waiting,
 )
 from .jit import inlined, unit
+from .lane_races import lane_event
 from .lanes_convert import convert_lanes
 from .lanes_float import float_lanes
 from .lanes_half import half_lanes
@@ -27,7 +28,7 @@ from .lanes_warp import warp_lanes
 from .layout import (
     C_ALIVE, F_ABSENT, F_BARRIER_NUMBER, F_BREAK, F_BRX, F_DIVERGED, F_GUARD_DIVERGED, F_MEMBER, F_STACK,
     F_TRAP, FR_BASE, FR_DEPTH, FR_LOCAL, FR_MASK, FR_PC, FR_RECORD, FR_STATE, FRAG_READY, FRAGMENTS, G_BUDGET,
-    G_CHECK_CONVERGENCE, G_CLOCK, G_COPIES, G_COPY_BUDGET, G_EVENTS, G_LIMIT, G_LOCAL_HOST, G_LOCAL_INIT, G_LOCAL_SIZE, G_MAX_DEPTH,
+    G_CHECK_CONVERGENCE, G_CLOCK, G_COPIES, G_COPY_BUDGET, G_EVENTS, G_LANES, G_LIMIT, G_LOCAL_HOST, G_LOCAL_INIT, G_LOCAL_SIZE, G_MAX_DEPTH,
     G_QUANTUM, G_RANDOM, G_SCHEDULE, G_SLOTS, G_STEPS, G_SYNC_USED, G_TASKS, G_TRACE, LEAVE_CTA, LEAVE_EVENTS, LEAVE_FAULT,
     LEAVE_IDLE, LEAVE_LIMIT, LEAVE_PYTHON, LEAVE_SYNC_TABLE, LEAVE_TICK, NONE, OUT_CODE, OUT_MASK, OUT_PC,
     OUT_SLOT, P_A, P_B, P_C, P_D, P_E, P_GUARD, P_GUARD_NOT, P_OP, P_RECONVERGE, P_S, P_SYNC, P_TARGET, P_W,
@@ -44,9 +45,9 @@ from .opcodes import (
 
 #: The separately compiled functions, in the order of their addresses, and the families that need each.
 UNITS = (integer_fast, integer_lane, lop3, float_lanes, half_lanes, convert_lanes, predicate_lanes,
-         warp_lanes, memory_instruction, matrix_lanes, barrier_arrive, barrier_exit, copy_unit)
+         warp_lanes, memory_instruction, matrix_lanes, barrier_arrive, barrier_exit, copy_unit, lane_event)
 (U_INTEGER_FAST, U_INTEGER_LANE, U_LOP3, U_FLOAT, U_HALF, U_CONVERT, U_PREDICATE, U_WARP, U_MEMORY,
- U_MATRIX, U_BARRIER, U_BARRIER_EXIT, U_COPY) = range(13)
+ U_MATRIX, U_BARRIER, U_BARRIER_EXIT, U_COPY, U_LANES) = range(14)
 _NEEDED = {INTEGER: (U_INTEGER_FAST,), BITS: (U_INTEGER_LANE,), PREDICATE: (U_PREDICATE,), FLOAT: (U_FLOAT,),
            HALF: (U_HALF,), CONVERT: (U_CONVERT,), MEMORY: (U_MEMORY,), WARP: (U_WARP,), MATRIX: (U_MATRIX,),
            COPY: (U_COPY,)}
@@ -55,11 +56,12 @@ _float_lanes = float_lanes.call
 _half_lanes, _convert_lanes, _predicate_lanes = half_lanes.call, convert_lanes.call, predicate_lanes.call
 _warp_lanes, _memory_instruction, _matrix_lanes = warp_lanes.call, memory_instruction.call, matrix_lanes.call
 _barrier_arrive, _barrier_exit, _copy = barrier_arrive.call, barrier_exit.call, copy_unit.call
+_lane_event = lane_event.call
 
 
-def addresses_for(program) -> np.ndarray:
+def addresses_for(program, warp_races: bool) -> np.ndarray:
     """Entry points of the units that a program needs (others 0): they are compiled or loaded now."""
-    needed = {U_BARRIER_EXIT}
+    needed = {U_BARRIER_EXIT, U_LANES} if warp_races else {U_BARRIER_EXIT}
     for op in set(program[:, P_OP].tolist()):
         needed.update(_NEEDED.get(op & 0xF00, ()))
         if op == LOP3:
@@ -347,6 +349,8 @@ def run(F, P, V, W, FR, RC, RS, C, B, A, G, T, VC, VF, VP, K, BV, SK, SV, N, OUT
                     OUT[OUT_CODE] = fault(OUT, code, lost, W[slot, W_ALIVE], m, 0)
                     reason = LEAVE_FAULT
                     break
+                if G[G_LANES]:
+                    _lane_event(addresses[U_LANES], G, slot, m, 1)
             executed += 1
             N[pc, 0] += 1
             N[pc, counter] += 1
@@ -485,6 +489,8 @@ def run(F, P, V, W, FR, RC, RS, C, B, A, G, T, VC, VF, VP, K, BV, SK, SV, N, OUT
             elif op == FENCE:
                 if m:
                     fence(VC, VF, VP, K, slot)
+                    if G[G_LANES]:
+                        _lane_event(addresses[U_LANES], G, slot, m, 2)
                 pc += 1
             elif op == FENCE_PROXY:
                 if m:

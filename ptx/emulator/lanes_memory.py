@@ -15,11 +15,12 @@ from .bitcast import (
 )
 from .clocks import knows_start, observe, publish
 from .jit import inlined, unit
+from .lane_races import check_lane_races, lanes_learn
 from .layout import (
     A_BEGIN, A_END, A_FLAGS, A_HOST, A_READ_ONLY, A_WRITE, C_ALIVE, C_CLUSTER_SIZE, C_FIRST_CTA, C_FIRST_SLOT,
     C_INIT, C_RANK, C_SHARED, C_SHARED_END, C_WARPS, F_ALIGN, F_BOUNDS, F_CLUSTER_EXIT, F_CLUSTER_START, F_RACE_READ, F_RACE_WRITE,
     F_READ_ONLY, F_SPACE, F_UNINITIALISED, G_BANKS, G_CHECK_MEMORY, G_CHECK_RACES, G_CHECK_SHARED_RACES,
-    G_CHECK_UNINITIALISED, G_LOCAL_HOST, G_LOCAL_INIT, G_LOCAL_SIZE, LOCAL_WINDOW, OFFSET_MASK, OUT_ADDRESS,
+    G_CHECK_UNINITIALISED, G_LANES, G_LOCAL_HOST, G_LOCAL_INIT, G_LOCAL_SIZE, LOCAL_WINDOW, OFFSET_MASK, OUT_ADDRESS,
     OUT_LANE, OUT_MASK, OUT_SIZE, P_A, P_B, P_C, P_D, P_E, P_OP, P_S, P_W, P_X, P_Y, P_Z, RANK_SHIFT,
     SHARED_RESERVED, SHARED_WINDOW, SPACE_FRAME, SPACE_GENERIC, SPACE_GLOBAL, SPACE_LOCAL, SPACE_SHARED_CTA,
     W_CTA,
@@ -382,6 +383,10 @@ def memory_instruction(F, P, V, A, C, W, G, T, VC, VF, VP, K, SK, SV, OUT, slot,
         if code and not (op == ST and (code == F_RACE_WRITE or code == F_RACE_READ)
                          and stores_nothing_new(F, V, T, base, P[pc, P_B], count, size, m)):
             return code
+    if G[G_LANES] and not strong and op != ATOM:
+        code = check_lane_races(C, G, T, OUT, slot, pc, total, op != LD, m, _LOCAL_OWNER)
+        if code and not (op == ST and stores_nothing_new(F, V, T, base, P[pc, P_B], count, size, m)):
+            return code
     if G[G_BANKS] and T[2, first_lane(m)] < _LOCAL_OWNER:
         OUT[OUT_MASK] = max(total >> 2, 1) if consecutive(T, total, m) else bank_wavefronts(T, total, m)
     if op == LD:
@@ -391,6 +396,8 @@ def memory_instruction(F, P, V, A, C, W, G, T, VC, VF, VP, K, SK, SV, OUT, slot,
     else:
         atomic_lanes(F, V, T, base, P[pc, P_D], P[pc, P_B], P[pc, P_C], count, size, P[pc, P_E] & 0xFF,
                      P[pc, P_E] >> 8, m)
+    if acquire and G[G_LANES]:
+        lanes_learn(G, slot, mask)
     if strong and G[G_CHECK_RACES]:
         previous = U0
         for i in range(32):

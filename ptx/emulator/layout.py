@@ -35,8 +35,8 @@ RECORDS = 96
 # ---- CTA state: C[cta, column], int64
 (C_USED, C_RANK, C_FIRST_CTA, C_CLUSTER_SIZE, C_FIRST_SLOT, C_WARPS, C_ALIVE, C_SHARED, C_SHARED_END,
  C_INIT, C_WRITE, C_READ, C_READ_LINES, C_READERS, C_GROUP_SLOT, C_GROUP_SLOTS, C_GRANULES, C_LINEAR,
- C_THREADS, C_BARRIERS, C_WRITE_LINES) = range(21)
-C_COLUMNS = 21
+ C_THREADS, C_BARRIERS, C_WRITE_LINES, C_LANES) = range(22)
+C_COLUMNS = 22
 
 # ---- named barriers: B[cta * 16 + id, column]; from B_LANES on the mask of arrived lanes of each warp
 (B_EXPECTED, B_ARRIVED, B_WARPS, B_GENERATION, B_REDUCE, B_REDUCE_KIND, B_LANES) = range(7)
@@ -52,8 +52,8 @@ A_READ_ONLY = 1
  G_LOCAL_HOST, G_LOCAL_SIZE, G_LOCAL_INIT, G_TRACE, G_EVENTS, G_BANKS, G_CTAS, G_RANDOM, G_SYNC_USED,
  G_CHECK_UNINITIALISED, G_COUNT_WARPS, G_CHECK_CONVERGENCE, G_STEPS, G_PARAMETERS, G_RACE_SCOPE,
  G_FRAME_ROWS, G_MAX_DEPTH, G_LOCAL_FRAME, G_SCHEDULE, G_TASKS, G_COPIES, G_COPY_SLOT, G_COPY_BUDGET,
- G_COPY_BYTES, G_SERIAL) = range(33)
-G_COLUMNS = 33
+ G_COPY_BYTES, G_SERIAL, G_LANES) = range(34)
+G_COLUMNS = 34
 #: G_SCHEDULE values
 SCHEDULE_RANDOM, SCHEDULE_EAGER, SCHEDULE_LATE = range(3)
 
@@ -71,12 +71,12 @@ FAULTS = {
     7: "divergence", 8: "divergence", 9: "trap", 10: "barrier", 11: "barrier", 12: "address-space",
     13: "call-stack", 14: "cluster-exit",
     15: "brx", 16: "divergence", 17: "divergence", 18: "operand", 19: "breakpoint", 20: "proxy",
-    21: "mbarrier", 22: "cluster-start",
+    21: "mbarrier", 22: "cluster-start", 23: "warp-race",
 }
 (F_BOUNDS, F_ALIGN, F_UNINITIALISED, F_RACE_WRITE, F_RACE_READ, F_READ_ONLY, F_DIVERGED, F_GUARD_DIVERGED,
  F_TRAP, F_BARRIER_COUNT, F_BARRIER_NUMBER, F_SPACE, F_STACK, F_CLUSTER_EXIT, F_BRX, F_MEMBER, F_ABSENT,
  F_OPERAND, F_BREAK, F_PROXY, F_OVERLAP,
- F_CLUSTER_START) = range(1, 23)
+ F_CLUSTER_START, F_WARP_RACE) = range(1, 24)
 
 # ---- address map (bytes). A shared address is rank << 24 | offset, so one 32-bit window holds a whole
 # cluster.

@@ -20,6 +20,7 @@ from .clocks import Clocks
 from .diagnostics import Checks, Fault
 from .engine import addresses_for, run
 from .fragments import release_waiting
+from .lane_races import LANE_CLOCKS, lane_event
 from .memory import Access, Memory, SharedMemory
 from .model import Symbol
 from .opcodes import COPY
@@ -78,7 +79,7 @@ class Machine:
         self.shared_bytes = shared_bytes
         self.shared_end = decoded.shared_dynamic + shared_bytes if shared_bytes else max(
             decoded.shared_static, L.SHARED_RESERVED)
-        self.shared = [SharedMemory(self.shared_end, self.slots) for _ in range(self.resident)]
+        self.shared = [SharedMemory(self.shared_end, self.slots, checks.warp_races) for _ in range(self.resident)]
         epoch, self.generation = pool.begin_epoch()
         self.clocks = Clocks(self.slots, self.resident * 16, epoch)
         self.access = Access(self)
@@ -124,7 +125,7 @@ class Machine:
         self.N = np.zeros((len(self.P), 3 + self.warps_per_cta), np.int64)
         self.OUT = np.zeros(L.OUT_COLUMNS, np.int64)
         self.EV = np.zeros((1 << 16 if trace else 1, 6), np.int64)
-        self.addresses = addresses_for(self.P)
+        self.addresses = addresses_for(self.P, self.checks.warp_races)
         self.local_size = decoded.local_bytes * max(decoded.max_depth, 1)
         self.local = pool.take((self.warp_slots * 32 * self.local_size,), np.uint8)
         self.local_initialised = pool.take((self.warp_slots * 32 * self.local_size,), np.uint8)
@@ -145,6 +146,9 @@ class Machine:
         G[L.G_SCHEDULE] = {"eager": L.SCHEDULE_EAGER, "late": L.SCHEDULE_LATE}.get(self.schedule,
                                                                                   L.SCHEDULE_RANDOM)
         G[L.G_COPY_SLOT] = self.warp_slots
+        if checks.warp_races:
+            self.lane_clocks = np.zeros(self.warp_slots * LANE_CLOCKS // 8, np.uint64)
+            G[L.G_LANES] = self.lane_clocks.ctypes.data
 
     def constant_bits(self, key, parameters: bytes) -> np.uint64:
         if isinstance(key, int):
@@ -236,6 +240,8 @@ class Machine:
         self.FR[slot, 0, L.FR_RECORD] = -1
         self.RC[slot] = 0
         self.copies.forget(slot)
+        if self.checks.warp_races:
+            lane_event(self.G, slot, 0, 0)
         self.clocks.start(slot)
         # Registers that nobody wrote hold noise, different in every launch seed.
         self.F[special : special + self.block_rows] = np.uint64(self.rng.getrandbits(32))
@@ -440,6 +446,8 @@ class Machine:
         state = self.FR[slot, fragment]
         if result is None:
             state[L.FR_PC] = pc + 1
+            if self.checks.warp_races and "wait" in warp.instruction.opcode:
+                lane_event(self.G, slot, mask, 2)
             return
         if not isinstance(result, Wait):
             raise TypeError(

@@ -29,6 +29,8 @@ class Barrier:
         self.phase = 0
         self.expected = self.pending = count
         self.tx = 0
+        #: who initialised it, for the check of lanes: (warp slot, lane, clock of the lane)
+        self.made_by = (-1, 0, 0)
 
     def __str__(self):
         return (f"phase {self.phase} (parity {self.phase & 1}), {self.pending} of {self.expected} arrivals "
@@ -128,6 +130,12 @@ def find(agent, cta, offset, what, lane=None):
                                     f"exited",
                     lane=lane, address=address)
     require_started(agent, cta, address, lane)
+    if lane is not None and agent.machine.checks.warp_races and barrier is not None:
+        slot, maker, clock = barrier.made_by
+        if slot == agent.slot and agent.machine.lane_clocks.reshape(-1, 32, 32)[slot, lane, maker] < clock:
+            agent.fault("warp-race", f"{what} on the mbarrier at shared {address:#x}, which lane {maker} of the "
+                                     "same warp initialised, and no instruction that both lanes execute "
+                                     "together came in between", lane=lane, address=address)
     if barrier is None:
         agent.fault("mbarrier", f"{what} on shared {address:#x}, where no mbarrier was initialised",
                     lane=lane, address=address)
@@ -203,6 +211,9 @@ def mbarrier_init(warp, ins):
         try:
             barriers_of(cta)[offset] = Barrier(count)
             cta.shared.barriers[offset >> 3] = 1
+            if warp.machine.checks.warp_races:
+                clocks = warp.machine.lane_clocks.reshape(-1, 32, 32)
+                barriers_of(cta)[offset].made_by = (warp.slot, lane, clocks[warp.slot, lane, lane])
         except BarrierError as error:
             warp.fault("mbarrier", str(error), lane=lane, address=cta.rank << 24 | offset)
 

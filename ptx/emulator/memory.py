@@ -176,7 +176,7 @@ def _bytes_at(host: int, size: int) -> np.ndarray:
 class SharedMemory:
     """The shared memory of one CTA: bytes and initialisation map, both indexed by offset in the window."""
 
-    def __init__(self, end: int, slots: int) -> None:
+    def __init__(self, end: int, slots: int, lanes: bool = False) -> None:
         self.end = end
         size = -(-end // 128) * 128 + 128
         self.granules = size // 4
@@ -190,6 +190,8 @@ class SharedMemory:
         self.readers = np.zeros(lines, np.uint64)
         #: one byte for each 8 bytes: 1 where an mbarrier lives
         self.barriers = np.zeros(size // 8, np.uint8)
+        #: what lane_races keeps of each byte
+        self.lanes = np.zeros((size, 3), np.uint64) if lanes else None
         self.clear()
 
     def give_back(self) -> None:
@@ -204,12 +206,15 @@ class SharedMemory:
         self.readers[:] = 0
         self.write_lines[:] = 0
         self.barriers[:] = 0
+        if self.lanes is not None:
+            self.lanes[:] = 0
 
     def fill_row(self, row: np.ndarray) -> None:
         row[L.C_SHARED], row[L.C_SHARED_END] = self.bytes.ctypes.data, self.end
         row[L.C_INIT] = self.initialised.ctypes.data
         row[L.C_WRITE], row[L.C_READ] = self.write_cells.ctypes.data, self.read_cells.ctypes.data
         row[L.C_READ_LINES], row[L.C_READERS] = self.read_lines.ctypes.data, self.readers.ctypes.data
+        row[L.C_LANES] = 0 if self.lanes is None else self.lanes.ctypes.data
         row[L.C_WRITE_LINES] = self.write_lines.ctypes.data
         row[L.C_GRANULES], row[L.C_BARRIERS] = self.granules, self.barriers.ctypes.data
 

@@ -11,11 +11,12 @@ import numpy as np
 
 from .bitcast import load8, load64, store8, store64
 from .jit import inlined, unit
+from .lane_races import record_lane
 from .lanes_memory import find_allocation, set_initialised
 from .layout import (
     A_BEGIN, A_END, A_HOST, A_WRITE, C_ALIVE, C_BARRIERS, C_INIT, C_RANK, C_SHARED, C_SHARED_END, F_ALIGN,
     F_BOUNDS, F_CLUSTER_EXIT, F_OPERAND, F_OVERLAP, F_SPACE, FR_KEY, FR_PC, FR_STATE, FRAG_COPY, FRAG_READY,
-    FRAGMENTS, G_CHECK_SHARED_RACES, G_CLOCK, G_COPIES, G_COPY_BYTES, G_COPY_SLOT, G_EVENTS, G_RANDOM,
+    FRAGMENTS, G_CHECK_SHARED_RACES, G_CLOCK, G_COPIES, G_COPY_BYTES, G_COPY_SLOT, G_EVENTS, G_LANES,
     G_SCHEDULE, G_SERIAL, G_TRACE, NONE, OFFSET_MASK, OUT_AGENT, OUT_SIZE, P_A, P_B, P_C, P_W, P_X, P_Y,
     P_Z, RANK_SHIFT, SCHEDULE_EAGER, SHARED_RESERVED, SPACE_GLOBAL, SPACE_SHARED_CTA, W_CTA, W_STATUS, WARP_READY,
 )
@@ -148,6 +149,9 @@ def write_destination(C, W, FR, G, VC, K, Q, GC, DN, EV, OUT, q):
                 for k in range(size):
                     store8(host + np.uint64(k), low >> np.uint64(8 * k))
             set_initialised(np.uint64(C[cta, C_INIT] + at), size)
+            if G[G_LANES]:
+                # As if the lane had stored it now; the others need more than its wait_group.
+                record_lane(C, G, cta, Q[q, Q_WARP], Q[q, Q_PC], i, at, size, True)
     end_copy(W, FR, G, VC, Q, GC, DN, EV, q, slot)
     return 0
 
