@@ -127,7 +127,8 @@ def module(text: str, arch: str) -> Any:
 
 
 def launch(
-    case: Case, program: Program, schedule: str = "random", seed: int = 0, text: str | None = None
+    case: Case, program: Program, schedule: str = "random", seed: int = 0, text: str | None = None,
+    checks: Any = True,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Run once into poisoned outputs, from a poisoned workspace: (out, lse). `text` replaces the source."""
     call = validate(**case.arguments(), out=None, lse=None, bf16_as_uint16=False)
@@ -143,7 +144,7 @@ def launch(
     named |= dict(zip(POINTERS, map(emulated.pointer_argument, tensors), strict=True))
     arguments = list((named | {"workspace": workspace if workspace.size else None}).values())
     kernels = module(text or source(configuration), program.arch)
-    order: dict[str, Any] = {"schedule": schedule, "seed": seed, "memory": emulated.memory_of(call)}
+    order = {"schedule": schedule, "seed": seed, "checks": checks, "memory": emulated.memory_of(call)}
     kernels.launch(
         "msa_decode",
         (configuration.ctas(items, program.multiprocessors),),
@@ -476,6 +477,22 @@ def test_a_planted_fault_is_noticed(fault, rng):
         if not judge(case, *results):
             return
     pytest.fail("nothing noticed")
+
+
+@pytest.mark.parametrize("program", KINDS, ids=str)
+def test_lanes_of_a_warp_exchange_data_only_behind_a_common_instruction(program, rng):
+    from msa_cudacore.ptx import emulator
+
+    case, checks = few_pages(rng, [0.25] * 5), emulator.Checks(warp_races=True)
+    text = source(program.configuration)
+    # Every lane waits for its own copies and reads those of the others.
+    place = "ptx::cp_async_wait_group<kStages - 1>();\n    __syncwarp();"
+    mutated = text.replace(place, place.replace("__syncwarp();", ""))
+    launch(case, program, checks=checks)
+    if not program.configuration.cooperative:
+        assert mutated != text
+        with pytest.raises(emulator.Fault, match="no instruction that both lanes execute together"):
+            launch(case, program, text=mutated, checks=checks)
 
 
 # ---- The emulator and a device

@@ -106,23 +106,30 @@ def record_lane(C, G, cta, slot, pc, lane, at, size, writes):
 
 
 @inlined
+def check_lane(C, G, OUT, cta, slot, lane, at, size, writes):
+    """Fault code when another lane's access to one of the bytes is concurrent with this lane's, else 0."""
+    for byte in range(at, at + size):
+        cells = np.uint64(C[cta, C_LANES] + 24 * byte)
+        place = (C[cta, C_RANK] << RANK_SHIFT) + byte
+        if concurrent(G, load64(cells), slot, lane):
+            return fault(OUT, F_WARP_RACE, lane, place, load64(cells), 0)
+        if writes:
+            for reader in range(1, 3):
+                cell = load64(cells + np.uint64(8 * reader))
+                if concurrent(G, cell, slot, lane):
+                    return fault(OUT, F_WARP_RACE, lane, place, cell, 1)
+    return 0
+
+
+@inlined
 def check_lane_races(C, G, T, OUT, slot, pc, size, writes, m, shared_owners):
     """Check and record a weak access of a warp whose lanes resolve to T[1] (offset), T[2] (owner). Lanes of one
     instruction do not race with each other. Returns a fault code or 0."""
     for i in range(32):
-        if (m >> np.uint64(i)) & U1 == U0 or T[2, i] >= shared_owners:
-            continue
-        cta, at = np.int64(T[2, i]), np.int64(T[1, i])
-        for byte in range(at, at + size):
-            cells = np.uint64(C[cta, C_LANES] + 24 * byte)
-            place = (C[cta, C_RANK] << RANK_SHIFT) + byte
-            if concurrent(G, load64(cells), slot, i):
-                return fault(OUT, F_WARP_RACE, i, place, load64(cells), 0)
-            if writes:
-                for reader in range(1, 3):
-                    cell = load64(cells + np.uint64(8 * reader))
-                    if concurrent(G, cell, slot, i):
-                        return fault(OUT, F_WARP_RACE, i, place, cell, 1)
+        if (m >> np.uint64(i)) & U1 and T[2, i] < shared_owners:
+            code = check_lane(C, G, OUT, np.int64(T[2, i]), slot, i, np.int64(T[1, i]), size, writes)
+            if code:
+                return code
     for i in range(32):
         if (m >> np.uint64(i)) & U1 and T[2, i] < shared_owners:
             record_lane(C, G, np.int64(T[2, i]), slot, pc, i, np.int64(T[1, i]), size, writes)

@@ -11,7 +11,7 @@ import numpy as np
 
 from .bitcast import load8, load64, store8, store64
 from .jit import inlined, unit
-from .lane_races import record_lane
+from .lane_races import check_lane, record_lane
 from .lanes_memory import find_allocation, set_initialised
 from .layout import (
     A_BEGIN, A_END, A_HOST, A_WRITE, C_ALIVE, C_BARRIERS, C_INIT, C_RANK, C_SHARED, C_SHARED_END, F_ALIGN,
@@ -277,6 +277,8 @@ def issue(F, P, A, C, W, FR, G, VC, K, Q, GC, DN, EV, OUT, slot, pc, base, mask)
             return fault(OUT, F_OPERAND, i, count, size, 1)
         to, source = F[a, i] + np.uint64(P[pc, P_Z]), F[b, i] + np.uint64(P[pc, P_W])
         code = resolve_destination(C, OUT, cta, i, to, size)
+        if code == 0 and G[G_LANES]:
+            code = check_lane(C, G, OUT, cta, slot, i, np.int64(to & np.uint64(OFFSET_MASK)), size, True)
         if code:
             return code
         if count and np.int64(source & np.uint64(size - 1)):

@@ -42,6 +42,10 @@ EXCHANGES = {
     "a copy of another lane": (
         "cp.async.ca.shared.global [%r1], [%rd1], 4; cp.async.wait_all;{sync}" + LOAD, SYNC, LOAD,
     ),
+    "a copy onto what another lane read": (
+        STORE + SYNC + LOAD + "{sync} cp.async.ca.shared.global [%r1], [%rd1], 4; cp.async.wait_all;", SYNC,
+        "cp.async.ca",
+    ),
     "bytes": ("add.u32 %r3, %base, %tid; st.shared.u8 [%r3], 1;{sync} ld.shared.u16 %h1, [%base];", SYNC,
               "ld.shared.u16"),
     "an mbarrier": (
