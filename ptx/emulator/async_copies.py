@@ -15,12 +15,14 @@ from . import layout as L
 from . import opcodes as O
 from .async_groups import Groups, Operation
 from .forms import operation, row
+from .layout import SHARED_WINDOW
 from .machine import Wait
 from .mbarrier import apply, check_overlap, complete_tx, find
 from .memory import record_global, record_shared
 from .model import Immediate
 from .places import groups, is_generic, shared_address
 from .tensor_map import reduce_values
+from .warp_context import lanes_of
 
 
 def groups_of(warp, kind):
@@ -40,7 +42,8 @@ def start(warp, kind, mask, label, read, write, *, proxy, claims=(), sources=(),
         mask: lanes whose group it joins (0: none).
         read: function of the agent that returns the data; write: function of agent and data.
         claims: (cta, offset, bytes) shared ranges that the copy will write: they hold poison until then, and
-            any access that is not ordered behind the copy is a race.
+            any access that is not ordered behind the copy is a race. Several pieces of one size have an array
+            of offsets.
         sources: the same for ranges that it will read; only writes to them are races.
         signal: function of the agent, the completion signal.
     """
@@ -51,9 +54,13 @@ def start(warp, kind, mask, label, read, write, *, proxy, claims=(), sources=(),
     if mask:
         groups_of(warp, kind).add(mask, member)
     for cta, offset, size in claims:
-        check_overlap(warp, cta, offset, size)
-        machine.access.claim_shared(agent, cta.rank, offset, size, write=True)
-        cta.shared.bytes[offset:offset + size] = 0xFF
+        offsets = np.array(offset, np.int64, ndmin=1)
+        check_overlap(warp, cta, offsets, size)
+        machine.access.claim_pieces(agent, cta.rank, offsets, size, write=True)
+        if len(offsets) == 1:
+            cta.shared.bytes[offset:offset + size] = 0xFF
+        else:
+            cta.shared.bytes[offsets[:, None] + np.arange(size)] = 0xFF
     for cta, offset, size in sources:
         machine.access.claim_shared(agent, cta.rank, offset, size, write=False)
     data = []
@@ -444,33 +451,31 @@ def bulk_reduce_cluster(warp, ins):
 _WIDTHS = {"b32": 4, "u32": 4, "s32": 4, "f32": 4, "b64": 8, "u64": 8, "s64": 8, "f64": 8}
 
 
-def runs(offsets, size):
-    """Ranges [low, high) covered by pieces of one size, joined where they touch."""
-    joined = []
-    for offset in sorted(int(x) for x in offsets):
-        if joined and offset <= joined[-1][1]:
-            joined[-1][1] = max(joined[-1][1], offset + size)
-        else:
-            joined.append([offset, offset + size])
-    return joined
-
-
 def _async_targets(warp, ins, size):
-    """Lanes grouped by the mbarrier they signal: {(CTA, mbarrier offset): [(lane, destination offset)]}."""
+    """Lanes grouped by the mbarrier they signal: {(CTA, mbarrier offset): (lanes, their destination offsets)}."""
+    generic, destinations, signals = is_generic(ins), warp.address(0), warp.address(2)
     found = {}
-    for lane in warp.lanes:
-        cta, offset = shared_address(warp, warp.address(0)[lane], lane, generic=is_generic(ins), cluster=True,
-                                     size=size, align=size, what="destination")
-        b_cta, b_offset = shared_address(warp, warp.address(2)[lane], lane, generic=is_generic(ins),
-                                         cluster=True, size=8, align=8, what="mbarrier address")
-        if b_cta is not cta:
-            warp.fault("mbarrier", f"the mbarrier is in CTA {b_cta.rank}, the destination in CTA {cta.rank}: "
-                                   f"they must "
-                       "be in the same one", lane=lane)
-        if (cta, b_offset) not in found:
-            find(warp, b_cta, b_offset, ins.name, lane)
-            require_alive(warp, cta, lane, ins.name)
-        found.setdefault((cta, b_offset), []).append((int(lane), offset))
+    for mask, first, (address,) in groups(warp, signals):
+        b_cta, b_offset = shared_address(warp, address, first, generic=generic, cluster=True, size=8, align=8,
+                                         what="mbarrier address")
+        lanes = lanes_of(mask)
+        wanted = destinations[lanes] - np.uint64(SHARED_WINDOW if generic else 0)
+        offsets = (wanted & np.uint64(L.OFFSET_MASK)).astype(np.int64)
+        if ((wanted >> np.uint64(L.RANK_SHIFT) != b_cta.rank).any() or (offsets % size).any()
+                or offsets.max() + size > b_cta.shared.end):
+            for lane in lanes:
+                cta, _ = shared_address(warp, destinations[lane], lane, generic=generic, cluster=True, size=size,
+                                        align=size, what="destination")
+                if cta is not b_cta:
+                    warp.fault("mbarrier", f"the mbarrier is in CTA {b_cta.rank}, the destination in CTA "
+                                           f"{cta.rank}: they must be in the same one", lane=lane)
+        find(warp, b_cta, b_offset, ins.name, first)
+        require_alive(warp, b_cta, first, ins.name)
+        before = found.get((b_cta, b_offset))
+        if before is not None:
+            # Two spellings of one address.
+            lanes, offsets = np.append(before[0], lanes), np.append(before[1], offsets)
+        found[b_cta, b_offset] = lanes, offsets
     return found
 
 
@@ -486,20 +491,19 @@ def st_async(warp, ins):
     # [lane, bytes]
     data = np.ascontiguousarray(words.T).view(np.uint8).reshape(32, count, 8)[:, :, :width]
     data = np.ascontiguousarray(data).reshape(32, size)
-    for (cta, b_offset), pieces in _async_targets(warp, ins, size).items():
-        lanes = [lane for lane, _ in pieces]
-        placed = {}
-        for lane, offset in pieces:
-            other = placed.setdefault(offset, lane)
-            if not np.array_equal(data[other], data[lane]):
-                warp.fault("race", f"lanes {other} and {lane} store different values to shared "
-                           f"{cta.rank << 24 | offset:#x}", lane=lane, address=cta.rank << 24 | offset)
-        offsets = np.array(list(placed), np.int64)
-        rows = data[list(placed.values())]
+    for (cta, b_offset), (lanes, offsets) in _async_targets(warp, ins, size).items():
+        places, chosen = np.unique(offsets, return_index=True)
+        if len(places) < len(lanes):
+            for lane, offset in zip(lanes, offsets):
+                other = lanes[chosen[np.searchsorted(places, offset)]]
+                if (data[other] != data[lane]).any():
+                    place = cta.rank << L.RANK_SHIFT | int(offset)
+                    warp.fault("race", f"lanes {other} and {lane} store different values to shared {place:#x}",
+                               lane=int(lane), address=place)
+        rows = data[lanes[chosen]]
         start(warp, "st.async", 0, ins.text, lambda agent, d=rows: d,
-              lambda agent, d, c=cta, o=offsets: access.scatter_shared(agent, c.rank, o, d), proxy="generic",
-              claims=[(cta, low, high - low) for low, high in runs(offsets, size)], nbytes=size * len(lanes),
-              report="st.async",
+              lambda agent, d, c=cta, o=places: access.scatter_shared(agent, c.rank, o, d), proxy="generic",
+              claims=[(cta, places, size)], nbytes=size * len(lanes), report="st.async",
               signal=signal_of(cta, b_offset, size * len(lanes), ins))
 
 
@@ -510,9 +514,9 @@ def red_async(warp, ins):
     name = ins.one_of(*_OPERATIONS.split("|"))
     width = np.dtype(dtype).itemsize
     words = warp.values(1)
-    for (cta, b_offset), pieces in _async_targets(warp, ins, width).items():
+    for (cta, b_offset), (lanes, offsets) in _async_targets(warp, ins, width).items():
         values = [(offset, np.frombuffer(int(words[lane]).to_bytes(8, "little")[:width], np.uint8))
-                  for lane, offset in pieces]
+                  for lane, offset in zip(lanes, offsets.tolist())]
 
         def write(agent, pieces, c=cta):
             for offset, piece in pieces:
@@ -520,5 +524,5 @@ def red_async(warp, ins):
                               lambda old, new=piece: reduce_bytes(old, new, name, dtype))
 
         start(warp, "red.async", 0, ins.text, lambda agent, v=values: v, write, proxy="generic",
-              nbytes=width * len(pieces), report="red.async",
-              signal=signal_of(cta, b_offset, width * len(pieces), ins))
+              nbytes=width * len(lanes), report="red.async",
+              signal=signal_of(cta, b_offset, width * len(lanes), ins))

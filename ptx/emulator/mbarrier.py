@@ -106,15 +106,15 @@ def barriers_of(cta):
     return cta.state.setdefault("mbarriers", {})
 
 
-def check_overlap(agent, cta, offset, size):
-    """A copy must not write over a live mbarrier."""
-    if not cta.shared.barriers[offset >> 3:(offset + size + 7) >> 3].any():
+def check_overlap(agent, cta, offsets, size):
+    """A copy of pieces of ``size`` bytes must not write over a live mbarrier."""
+    low, high = int(offsets.min()), int(offsets.max()) + size
+    if not cta.shared.barriers[low >> 3:(high + 7) >> 3].any():
         return
     for place in barriers_of(cta):
-        if offset < place + 8 and place < offset + size:
-            agent.fault("mbarrier", f"{size} bytes to shared {cta.rank << 24 | offset:#x} overwrite the "
-                                    f"mbarrier at "
-                        f"{cta.rank << 24 | place:#x}", address=cta.rank << 24 | place)
+        if ((offsets < place + 8) & (place < offsets + size)).any():
+            agent.fault("mbarrier", f"{size} bytes to shared {cta.rank << 24 | int(offsets[0]):#x} overwrite the "
+                                    f"mbarrier at {cta.rank << 24 | place:#x}", address=cta.rank << 24 | place)
 
 
 def phase_key(cta, offset, phase):

@@ -323,9 +323,9 @@ class Access:
         clocks = machine.clocks
         if machine.checks.uninitialised and not writes and not uninitialised_ok:
             index = offsets[:, None] + np.arange(size)
-            holes = np.argwhere(cta.shared.initialised[index] == 0)
-            if len(holes):
-                at = int(index[tuple(holes[0])])
+            known = cta.shared.initialised[index]
+            if not known.all():
+                at = int(index[tuple(np.argwhere(known == 0)[0])])
                 agent.fault("uninitialised", f"read of shared memory at {at:#x} that nobody wrote",
                             address=cta.rank << L.RANK_SHIFT | at)
         if not machine.checks.shared_races:
@@ -414,9 +414,15 @@ class Access:
     def claim_shared(self, agent, rank: int, offset: int, nbytes: int, write: bool) -> None:
         """Mark a range as in use by `agent` from now on: until somebody acquires what the agent releases at
         its end, a conflicting access by anybody else is a race. Nothing is read or written."""
-        cta = self._target(agent, rank, offset, nbytes)
+        self.claim_pieces(agent, rank, np.array([offset], np.int64), nbytes, write)
+
+    def claim_pieces(self, agent, rank: int, offsets: np.ndarray, nbytes: int, write: bool) -> None:
+        """The same for several ranges of one size."""
+        cta = self._target(agent, rank, int(offsets.min()), nbytes)
+        if len(offsets) > 1:
+            self._target(agent, rank, int(offsets.max()), nbytes)
         if self.machine.checks.shared_races:
-            self._check_shared(agent, cta, np.array([offset], np.int64), nbytes, write, uninitialised_ok=True)
+            self._check_shared(agent, cta, offsets, nbytes, write, uninitialised_ok=True)
 
     # ---- global memory
     def _check_global(self, agent, address: int, size: int, writes: bool) -> int:
