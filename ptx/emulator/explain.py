@@ -92,6 +92,8 @@ def explain(machine, code: int, address: int, aux: int, aux2: int, size: int) ->
         ), None
     if code == L.F_BARRIER_NUMBER:
         return f"barrier {address} with thread count {aux}: 0..15 and positive multiples of 32 exist", None
+    if code == L.F_SPACE and aux2 < 0:
+        return f"address {address:#x} is not in shared memory", address
     if code == L.F_SPACE:
         return (
             f"shared address {address:#x} lies in CTA {aux2} of the cluster; this instruction reaches only "

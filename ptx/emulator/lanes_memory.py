@@ -25,7 +25,7 @@ from .layout import (
     SHARED_RESERVED, SHARED_WINDOW, SPACE_FRAME, SPACE_GENERIC, SPACE_GLOBAL, SPACE_LOCAL, SPACE_SHARED_CTA,
     W_CTA,
 )
-from .opcodes import ATOM, LD, ST
+from .opcodes import ATOM, LD, LDMATRIX, ST
 from .shadow import fault, touch_global, touch_shared
 
 _SHARED = np.uint64(SHARED_WINDOW)
@@ -358,9 +358,40 @@ def first_lane(m):
     return 0
 
 
+@inlined
+def load_matrices(F, P, V, A, C, W, G, T, VC, K, OUT, slot, pc, a, base, m):
+    """ldmatrix.m8n8: lane 8 k + r points to row r of matrix k (P_X: matrices, and 256 for .trans)."""
+    count, transposed = P[pc, P_X] & 0xFF, P[pc, P_X] >> 8 != 0
+    rows = ~U0 >> np.uint64(64 - 8 * count)
+    code = resolve_lanes(F, A, C, W, G, T, VC, K, OUT, slot, a, P[pc, P_Z], P[pc, P_Y], 16, False, rows)
+    if code:
+        return code
+    for i in range(8 * count):
+        if T[2, i] != np.uint64(W[slot, W_CTA]):
+            rank = C[np.int64(T[2, i]), C_RANK] if T[2, i] < _LOCAL_OWNER else -1
+            return fault(OUT, F_SPACE, i, F[a, i], SPACE_SHARED_CTA, rank)
+    if G[G_CHECK_MEMORY]:
+        code = check_lanes(A, C, G, VC, K, T, OUT, slot, pc, 16, True, False, False, rows)
+        if code:
+            return code
+    for k in range(count):
+        row = V[P[pc, P_D] + k]
+        if row < 0:
+            continue
+        for i in range(32):
+            if (m >> np.uint64(i)) & U1:
+                if transposed:
+                    first, step = 8 * k + 2 * (i & 3), np.uint64(2 * (i >> 2))
+                    value = load16(T[0, first] + step) | (load16(T[0, first + 1] + step) << np.uint64(16))
+                else:
+                    value = load32(T[0, 8 * k + (i >> 2)] + np.uint64(4 * (i & 3)))
+                F[row + base, i] = value
+    return 0
+
+
 @unit("i", "U2 I2 I1 I2 I2 I2 I1 U2 I2 I2 I2 I2 U1 I2 I1 i i i i i")
 def memory_instruction(F, P, V, A, C, W, G, T, VC, VF, VP, K, SK, SV, OUT, slot, pc, base, local, mask):
-    """LD, ST and ATOM. Returns a fault code or 0."""
+    """LD, ST, ATOM and LDMATRIX. Returns a fault code or 0."""
     op = P[pc, P_OP]
     space = P[pc, P_Y] & 0xFF
     strong = (P[pc, P_Y] >> 8) & 1 != 0
@@ -373,6 +404,8 @@ def memory_instruction(F, P, V, A, C, W, G, T, VC, VF, VP, K, SK, SV, OUT, slot,
     if space == SPACE_FRAME:
         offset += local
     m = np.uint64(mask)
+    if op == LDMATRIX:
+        return load_matrices(F, P, V, A, C, W, G, T, VC, K, OUT, slot, pc, a, base, m)
     total = count * size
     code = resolve_lanes(F, A, C, W, G, T, VC, K, OUT, slot, a, offset, space, total, op != LD, m)
     if code:

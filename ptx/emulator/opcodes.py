@@ -34,7 +34,7 @@ CONVERT = 0x600
 
 # ---- family 7: memory (lanes_memory)
 MEMORY = 0x700
-(LD, ST, ATOM, NOP) = range(MEMORY, MEMORY + 4)
+(LD, ST, ATOM, NOP, LDMATRIX) = range(MEMORY, MEMORY + 5)
 
 # ---- family 8: communication inside a warp (lanes_warp)
 WARP = 0x800

@@ -18,6 +18,10 @@ def groups(warp, *columns):
     Yields:
         (lane mask, first lane, values) for each distinct combination, in order of the first lane.
     """
+    first = warp.first
+    if all((column[warp.lanes] == column[first]).all() for column in columns):
+        yield warp.mask, first, tuple(int(column[first]) for column in columns)
+        return
     found: dict[tuple, int] = {}
     for lane in warp.lanes:
         key = tuple(int(column[lane]) for column in columns)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from .forms import operation
+from . import layout as L
+from . import opcodes as O
+from .forms import operation, row
 from .layout import OFFSET_MASK, RANK_SHIFT, SHARED_WINDOW
 from .matrix_descriptors import padded_fp_elements
 from .places import is_generic
 from .register_layouts import matrix_8x16_b8, matrix_16x8_b8_transposed, matrix_16x16_b8
+from .rows_memory import elements, space_of
 from .tensor_core import E2M1, E2M3
 
 _LANE = np.arange(32)
@@ -41,20 +44,18 @@ def _write(warp, index, values):
         warp.write_operand(item, value)
 
 
-@operation("ldmatrix", "sync aligned m8n8 x1|x2|x4 trans? shared|shared::cta? b16", "d, [a]")
-@operation("ldmatrix", "sync aligned m8n8 x1|x2|x4 trans? shared|shared::cta? b16", "{d}, [a]")
-def ldmatrix(warp, ins):
-    count = _number(ins)
-    offsets = _row_offsets(warp, ins, 1, 8 * count)
-    rows = warp.machine.access.gather_shared(warp.agent, warp.cta.rank, offsets, 16)
-    if ins.has("trans"):
-        elements = rows.view(np.uint16).reshape(count, 8, 8).astype(np.uint32)
-        low = elements[:, 2 * (_LANE & 3), _LANE >> 2]
-        high = elements[:, 2 * (_LANE & 3) + 1, _LANE >> 2]
-        values = low | high << np.uint32(16)
-    else:
-        values = rows.view(np.uint32).reshape(count, 8, 4)[:, _LANE >> 2, _LANE & 3]
-    _write(warp, 0, values)
+@row("ldmatrix", "sync aligned m8n8 x1|x2|x4 trans? shared|shared::cta? b16", "d, [a]")
+@row("ldmatrix", "sync aligned m8n8 x1|x2|x4 trans? shared|shared::cta? b16", "{d}, [a]")
+def ldmatrix(b, ins):
+    items, count = elements(ins.operands[0]), _number(ins)
+    if len(items) != count:
+        raise b.error(f"{len(items)} registers where {count} are needed")
+    a, offset, frame = b.address(ins.operands[1])
+    if frame:
+        raise b.error("matrices are loaded from shared memory")
+    start = b.row_list([b.dest(item) for item in items])
+    b.emit(O.LDMATRIX, d=start, a=a, x=count | ins.has("trans") << 8, y=space_of(ins), z=offset,
+           sync=L.SYNC_ALIGNED, defs="", uses="a", def_list=(start, count))
 
 
 def _bytes_of(ins, rows):
