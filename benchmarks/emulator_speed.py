@@ -1,4 +1,5 @@
-"""Warp instructions a second of the PTX emulator: a small decode-like kernel, and single families.
+"""Warp instructions a second of the PTX emulator: a small decode-like kernel, single families, and the two
+decode programs. Processor time and wall clock of the best of several launches; "off" is without checkers.
 
     python benchmarks/emulator_speed.py
 """
@@ -9,7 +10,11 @@ import time
 
 import numpy as np
 
-from msa_cudacore.ptx import emulator
+from msa_cudacore import emulated, portable
+from msa_cudacore.blackwell import Configuration as BlackwellConfiguration
+from msa_cudacore.cases import random_case
+from msa_cudacore.contract import validate
+from msa_cudacore.ptx import emulator, nvrtc
 
 DECODE = r"""
 extern "C" __global__ void decode(const float4* k, const float* q, float* out, int n) {
@@ -53,14 +58,16 @@ FAMILIES = {
 }
 
 
-def best_rate(module, entry: str, grid, block, args, checks) -> float:
-    """Million warp instructions a second of processor time, best of three."""
+def best_rates(launch, repeats: int) -> tuple[float, float]:
+    """Million warp instructions a second of processor time and of wall clock, each the best of all repeats."""
     rates = []
-    for _ in range(3):
-        start = time.process_time()
-        report = module.launch(entry, grid, block, args, checks=checks)
-        rates.append(report.warp_instructions / (time.process_time() - start) / 1e6)
-    return max(rates)
+    launch()
+    for _ in range(repeats):
+        wall, cpu = time.perf_counter(), time.process_time()
+        report = launch()
+        spent = time.process_time() - cpu, time.perf_counter() - wall
+        rates.append([report.warp_instructions / seconds / 1e6 for seconds in spent])
+    return tuple(max(column) for column in zip(*rates))
 
 
 def family_module(body: str):
@@ -79,17 +86,65 @@ def family_module(body: str):
   ret; }}""")
 
 
+def decode_call(**options):
+    """A small problem of the contract, without hostile values."""
+    case = random_case(np.random.default_rng(5), hostile=False, seqlen_q=1, **options)
+    return validate(**case.arguments(), out=None, lse=None, bf16_as_uint16=False)
+
+
+def portable_launch(configuration: portable.Configuration, arch: str):
+    """A launch of the portable program: mma.sync, cp.async and, split over a cluster, st.async."""
+    call = decode_call(batch=2, num_kv_heads=2, topk=8, lengths=[900, 700])
+    text = nvrtc.compile_ptx(portable.source(configuration), arch, name="portable.cu", lineinfo=True)
+    module = emulator.load(text)
+    tensors = (call.q, call.k, call.v, call.k_scale, call.v_scale, call.q2k_indices, call.page_table,
+               call.seqused_k, call.out, call.lse)
+    arguments = [*map(emulated.pointer_argument, tensors), None,
+                 *portable.kernel_arguments(call, 0)[len(tensors) + 1 :]]
+
+    def launch(checks):
+        memory = emulated.memory_of(call)
+        try:
+            return module.launch(
+                "msa_decode", configuration.ctas(call.problem.items, 2), configuration.block, arguments,
+                cluster=(configuration.splits,) if configuration.cluster_merge else None,
+                shared_bytes=configuration.shared_bytes, checks=checks, memory=memory,
+            )
+        finally:
+            memory.close()
+
+    return launch
+
+
+def blackwell_launch(configuration: BlackwellConfiguration, kv_heads: int):
+    """A launch of the Blackwell program: TMA, mbarrier, tcgen05."""
+    call = decode_call(batch=1, num_kv_heads=kv_heads, group=5, topk=3, lengths=[330], max_pages=4)
+    return lambda checks: emulated.launch(call, configuration, checks=checks)
+
+
 def main() -> None:
     n = 1 << 17
     rng = np.random.default_rng()
     args = [rng.standard_normal(4 * n).astype(np.float32), rng.standard_normal(64).astype(np.float32),
             np.zeros(8, np.float32), np.int32(n)]
-    rows = [("decode-like kernel", emulator.compile(DECODE, "sm_90a"), "decode", (8,), (256,), args)]
-    rows += [(name, family_module(body), "k", (1,), (64,), [np.zeros(64, np.float32)])
-             for name, body in FAMILIES.items()]
-    print(f"{'million warp instructions a second':<36}{'checks on':>10}{'off':>10}")
-    for name, *launch in rows:
-        print(f"{name:<36}{best_rate(*launch, True):>10.1f}{best_rate(*launch, False):>10.1f}")
+    decode = emulator.compile(DECODE, "sm_90a")
+    rows = [("decode-like kernel", lambda checks: decode.launch("decode", (8,), (256,), args, checks=checks))]
+    for name, body in FAMILIES.items():
+        module, array = family_module(body), np.zeros(64, np.float32)
+        rows.append((name, lambda checks, m=module, a=array: m.launch("k", (1,), (64,), [a], checks=checks)))
+    portable_rows = {
+        "portable program": (portable.Configuration(1, 1, False, 1), "sm_80"),
+        "portable, cluster of two": (portable.Configuration(1, 2, True, 1), "sm_90a"),
+        "portable, four warps a page": (portable.Configuration(1, 2, True, 1, cooperative=True), "sm_90a"),
+    }
+    rows += [(name, portable_launch(*choice)) for name, choice in portable_rows.items()]
+    rows += [("Blackwell program", blackwell_launch(BlackwellConfiguration(1, 11, False, 1, 0), 1)),
+             ("Blackwell, cluster of two", blackwell_launch(BlackwellConfiguration(2, 10, False, 2, 0), 1)),
+             ("Blackwell, short", blackwell_launch(BlackwellConfiguration(1, 4, True, 1, 0), 2))]
+    print(f"{'million warp instructions a second':<36}{'on: cpu':>10}{'wall':>10}{'off: cpu':>10}{'wall':>10}")
+    for name, launch in rows:
+        rates = [*best_rates(lambda: launch(True), 5), *best_rates(lambda: launch(False), 3)]
+        print(f"{name:<36}" + "".join(f"{rate:>10.2f}" for rate in rates), flush=True)
 
 
 if __name__ == "__main__":

@@ -66,19 +66,23 @@ def launch(
     maps = [tiles.for_emulator(_bytes(tiles.pointer, tiles.pointer + 1)) for tiles in tensor_maps(call)]
     tensors = pointed_at(call)
     arrays = [pointer_argument(tensor) for tensor in tensors]
-    return _module(configuration.constants).launch(
-        ENTRY,
-        (configuration.ctas,),
-        (configuration.block,),
-        [*maps, *arrays, *kernel_arguments(call, configuration)[len(tensors) :]],
-        cluster=(configuration.splits,) if configuration.splits > 1 else None,
-        shared_bytes=configuration.shared_bytes,
-        schedule=schedule,
-        seed=seed,
-        checks=checks,
-        trace=trace,
-        memory=memory_of(call),
-    )
+    memory = memory_of(call)
+    try:
+        return _module(configuration.constants).launch(
+            ENTRY,
+            (configuration.ctas,),
+            (configuration.block,),
+            [*maps, *arrays, *kernel_arguments(call, configuration)[len(tensors) :]],
+            cluster=(configuration.splits,) if configuration.splits > 1 else None,
+            shared_bytes=configuration.shared_bytes,
+            schedule=schedule,
+            seed=seed,
+            checks=checks,
+            trace=trace,
+            memory=memory,
+        )
+    finally:
+        memory.close()
 
 
 def memory_of(call: Call) -> Memory:

@@ -220,10 +220,14 @@ class SharedMemory:
 
 
 @compiled
-def unproxied(C, VC, K, OUT, cta, at, size, slot, generic_slots):
-    """hidden_write for a CTA's shared memory."""
-    return hidden_write(C[cta, L.C_WRITE_LINES], C[cta, L.C_WRITE], C[cta, L.C_RANK] << L.RANK_SHIFT, VC, K,
-                        OUT, at, size, slot, generic_slots, True)
+def unproxied(C, VC, K, OUT, cta, offsets, size, slot, generic_slots):
+    """hidden_write for pieces of a CTA's shared memory."""
+    for k in range(offsets.shape[0]):
+        code = hidden_write(C[cta, L.C_WRITE_LINES], C[cta, L.C_WRITE], C[cta, L.C_RANK] << L.RANK_SHIFT, VC, K,
+                            OUT, offsets[k], size, slot, generic_slots, True)
+        if code:
+            return code
+    return 0
 
 
 @compiled
@@ -243,6 +247,16 @@ def record_global(A, VC, K, OUT, allocation, at, size, slot, pc, reads, writes, 
 def record_shared(C, VC, K, OUT, cta, at, size, slot, pc, reads, writes, strong):
     """touch_shared for Python callers."""
     return touch_shared(C, VC, K, OUT, cta, at, size, slot, pc, reads, writes, strong, 0)
+
+
+@compiled
+def first_hole(initialised, offsets, size):
+    """The first byte of some pieces that nobody wrote, -1 if there is none."""
+    for k in range(offsets.shape[0]):
+        for at in range(offsets[k], offsets[k] + size):
+            if initialised[at] == 0:
+                return at
+    return -1
 
 
 @compiled
@@ -322,10 +336,8 @@ class Access:
         machine = self.machine
         clocks = machine.clocks
         if machine.checks.uninitialised and not writes and not uninitialised_ok:
-            index = offsets[:, None] + np.arange(size)
-            known = cta.shared.initialised[index]
-            if not known.all():
-                at = int(index[tuple(np.argwhere(known == 0)[0])])
+            at = first_hole(cta.shared.initialised, offsets, size)
+            if at >= 0:
                 agent.fault("uninitialised", f"read of shared memory at {at:#x} that nobody wrote",
                             address=cta.rank << L.RANK_SHIFT | at)
         if not machine.checks.shared_races:
@@ -335,20 +347,9 @@ class Access:
             and machine.checks.async_rules
             and (not writes or machine.checks.proxy_overwrites)
         ):
-            for offset in offsets:
-                code = unproxied(
-                    machine.C,
-                    clocks.VC,
-                    clocks.K,
-                    self.out,
-                    cta.slot,
-                    int(offset),
-                    size,
-                    agent.slot,
-                    machine.generic_slots,
-                )
-                if code:
-                    self._unproxied(agent, "shared", writes)
+            if unproxied(machine.C, clocks.VC, clocks.K, self.out, cta.slot, offsets, size, agent.slot,
+                         machine.generic_slots):
+                self._unproxied(agent, "shared", writes)
         code = touch_many(
             machine.C,
             clocks.VC,

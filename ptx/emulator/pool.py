@@ -12,6 +12,8 @@ import numpy as np
 
 #: Cells keep 28 bits of clock; past this the epoch starts again and old cells are thrown away.
 _LAST_EPOCH = 1 << 27
+#: Smaller arrays are not worth looking for.
+_SMALL = 1 << 15
 #: Bytes of unused arrays that are kept.
 _LIMIT = 2 << 30
 
@@ -31,6 +33,8 @@ def take(shape: tuple, dtype, *, cells: bool = False) -> np.ndarray:
     """An array of the shape with arbitrary contents; with `cells`, only zeros or cells of earlier epochs."""
     dtype = np.dtype(dtype)
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    if size < _SMALL:
+        return np.zeros(shape, dtype)
     with _state.lock:
         fitting = [a for a in _state.free if a.nbytes >= size and _is_cells(a) == cells]
         if fitting:
@@ -54,7 +58,8 @@ def give(*arrays: np.ndarray) -> None:
             root = array
             while isinstance(root.base, np.ndarray):
                 root = root.base
-            _state.free.append(root)
+            if root.nbytes >= _SMALL:
+                _state.free.append(root)
         while sum(a.nbytes for a in _state.free) > _LIMIT:
             _state.free.pop(0)
 
