@@ -61,6 +61,52 @@ def test_cp_async_copies_and_fills_with_zeros(schedule, seed, size, count):
 
 
 @every_schedule
+@pytest.mark.parametrize("ignored, negated", [(0, ""), (7, ""), (0xFFFF0000, ""), (7, "!")])
+def test_cp_async_fills_with_zeros_where_the_source_is_ignored(schedule, seed, ignored, negated):
+    source, out = words(32), filled(32)
+    launch(
+        f"""
+        mul.wide.u32 %rd1, %tid, 4; add.u64 %rd1, %rd1, %a0; mad.lo.u32 %r1, %tid, 4, %base;
+        shr.u32 %r2, {ignored}, %tid; and.b32 %r2, %r2, 1; setp.eq.u32 %p2, %r2, 1;
+        cp.async.ca.shared.global [%r1], [%rd1], 4, {negated}%p2;
+        cp.async.wait_all;
+        ld.shared.b32 %r9, [%r1];
+    """
+        + STORE,
+        source,
+        out,
+        schedule=schedule,
+        seed=seed,
+    )
+    keep = (ignored >> np.arange(32) & 1 == 1) == bool(negated)
+    np.testing.assert_array_equal(out, np.where(keep, source, 0))
+
+
+@every_schedule
+@pytest.mark.parametrize("mask", [0xFFFF, 0x00F0, 0x8001, 0])
+def test_a_bulk_store_writes_the_bytes_of_its_mask(schedule, seed, mask):
+    out = filled(32)
+    launch(
+        f"""
+        mad.lo.u32 %r1, %tid, 4, %base; st.shared.b32 [%r1], 0x12345678;
+        fence.proxy.async; bar.warp.sync -1;
+        setp.eq.u32 %p0, %tid, 0; @!%p0 bra DONE;
+        mov.b16 %h1, {mask};
+        cp.async.bulk.global.shared::cta.bulk_group.cp_mask [%a0], [%base], 128, %h1;
+        cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;
+        DONE:
+    """,
+        out,
+        schedule=schedule,
+        seed=seed,
+    )
+    expected = filled(32).view(np.uint8)
+    stored = np.full(32, 0x12345678, np.uint32).view(np.uint8)
+    written = np.resize(mask >> np.arange(16) & 1, 128) == 1
+    np.testing.assert_array_equal(out.view(np.uint8), np.where(written, stored, expected))
+
+
+@every_schedule
 def test_wait_group_leaves_the_newest_groups_running(schedule, seed):
     source, out = words(96), filled(32)
     body = (

@@ -146,3 +146,22 @@ def test_global_memory_with_one_reader(part, rng):
             step(rng, clocks)
         memory.close()
         pool.end_epoch(int(clocks.VC.max()))
+
+
+@pytest.mark.parametrize("first", [0, 16])
+def test_global_memory_remembers_a_second_reader_of_other_words(first):
+    clocks = fresh_clocks()
+    array, memory, out = np.zeros(128, np.uint8), Memory(), np.zeros(L.OUT_COLUMNS, np.int64)
+    memory.map(array)
+    table = memory.table(True, memory.generation)
+
+    def touch(slot, at, size, writes):
+        return record_global(
+            table, clocks.VC, clocks.K, out, 0, at, size, slot, 0, not writes, writes, False
+        )
+
+    assert touch(0, first, 16, False) == touch(1, 64, 32, False) == 0
+    assert touch(2, 68, 4, True) == L.F_RACE_READ and int(out[L.OUT_AUX]) >> 24 & 0xFFF == 1
+    assert touch(2, first + 4, 4, True) == L.F_RACE_READ and int(out[L.OUT_AUX]) >> 24 & 0xFFF == 0
+    memory.close()
+    pool.end_epoch(int(clocks.VC.max()))
