@@ -139,37 +139,69 @@ def test_signed_loads_extend():
     assert out[1:].tolist() == [0xFFFFFFFF, 0xFF, 0xFFFF80FF]
 
 
+ATOMICS = {
+    "add": lambda a, b: a + b,
+    "min": min,
+    "max": max,
+    "and": lambda a, b: a & b,
+    "or": lambda a, b: a | b,
+    "xor": lambda a, b: a ^ b,
+    "exch": lambda a, b: b,
+    "inc": lambda a, b: 0 if a >= b else a + 1,
+    "dec": lambda a, b: b if a == 0 or a > b else a - 1,
+}
+KINDS = {"add": "u32 s32 u64", "min": "u32 s32 u64 s64", "max": "u32 s32 u64 s64", "inc": "u32", "dec": "u32"}
+
+
+@pytest.mark.parametrize("space", ["global", "shared"])
 @pytest.mark.parametrize(
-    "name,kind,function",
-    [
-        ("add", "u32", lambda a, b: a + b),
-        ("min", "s32", lambda a, b: min(np.int32(a), np.int32(b))),
-        ("max", "u32", max),
-        ("and", "b32", lambda a, b: a & b),
-        ("or", "b32", lambda a, b: a | b),
-        ("xor", "b32", lambda a, b: a ^ b),
-        ("exch", "b32", lambda a, b: b),
-        ("inc", "u32", lambda a, b: 0 if a >= b else a + 1),
-        ("dec", "u32", lambda a, b: b if a == 0 or a > b else a - 1),
-    ],
+    "name, kind", [(name, kind) for name in ATOMICS for kind in KINDS.get(name, "b32 b64").split()]
 )
-def test_integer_atomics(name, kind, function):
-    out = np.array([np.random.default_rng().integers(0, 1 << 32)], np.uint32)
-    operand = int(np.random.default_rng().integers(0, 1 << 32))
-    expected = int(
-        np.uint32(
-            np.int64(
-                function(
-                    int(out[0]) if name != "min" else out[0].astype(np.int64).astype(np.int32),
-                    operand if name != "min" else np.uint32(operand).astype(np.int32),
-                )
-            )
-            & 0xFFFFFFFF
-        )
-    )
-    run(f"mov.u32 %r1, {operand:#x}; red.global.{name}.{kind} [%d0], %r1;" if name != "exch" else
-        f"mov.u32 %r1, {operand:#x}; atom.global.exch.b32 %r2, [%d0], %r1;", out, block=(1,))
-    assert int(out[0]) == expected
+def test_integer_atomics(name, kind, space):
+    """Each pair of the limits of the type, their neighbours and random values: what is left, what is returned."""
+    bits, is_signed = int(kind[1:]), kind[0] == "s"
+    top = 1 << (bits - 1)
+    edges = [0, 1, 2, top - 1, top, top + 1, 2 * top - 1, *np.random.default_rng().integers(3, top - 2, 2).tolist()]
+    pairs = [(a, b) for a in edges for b in edges]
+    word = np.uint32 if bits == 32 else np.uint64
+    memory, operands = (np.array(column, word) for column in zip(*pairs))
+    returned = np.zeros_like(memory)
+    size, body = bits // 8, f"""
+        ld.param.u64 %d1, [operands]; ld.param.u64 %d2, [returned];
+        mov.u32 %r1, %tid.x; mul.wide.u32 %d5, %r1, {bits // 8};
+        add.u64 %d0, %d0, %d5; add.u64 %d1, %d1, %d5; add.u64 %d2, %d2, %d5;
+        ld.global.b{bits} %{"r" if bits == 32 else "d"}6, [%d1];
+    """
+    value, old = ("%r6", "%r7") if bits == 32 else ("%d6", "%d7")
+    if space == "global":
+        body += f"atom.global.{name}.{kind} {old}, [%d0], {value};"
+    else:
+        body += f"""mov.u32 %r2, words; mad.lo.u32 %r2, %r1, {size}, %r2; ld.global.b{bits} {old}, [%d0];
+            st.shared.b{bits} [%r2], {old}; atom.shared.{name}.{kind} {old}, [%r2], {value};
+            {"mov.b32 %r6" if bits == 32 else "mov.b64 %d6"}, 0;
+            ld.shared.b{bits} {value}, [%r2]; st.global.b{bits} [%d0], {value};"""
+    body = f".shared .align 8 .b8 words[{size * len(pairs)}];" + body + f"st.global.b{bits} [%d2], {old};"
+
+    def number(x):
+        return x - 2 * top if is_signed and x >= top else x
+
+    expected = [ATOMICS[name](number(a), number(b)) & (2 * top - 1) for a, b in pairs]
+    parameters = ".param .u64 out, .param .u64 operands, .param .u64 returned"
+    run(body, memory, operands, returned, block=(len(pairs),), parameters=parameters)
+    assert memory.tolist() == expected and returned.tolist() == [a for a, _ in pairs]
+
+
+@pytest.mark.parametrize(("space", "sum_of_halves"), [("global", 0), ("shared", 0x00800000)])
+def test_float_atomics_flush_subnormals_in_global_memory_alone(space, sum_of_halves):
+    half = 0x00400000  # half the least normal number
+    out = np.array([half, 0x3F800000], np.uint32)
+    if space == "global":
+        body = f"mov.b32 %r1, {half:#x}; red.global.add.f32 [%d0], %r1;"
+    else:
+        body = f""".shared .b32 word; mov.b32 %r1, {half:#x}; st.shared.b32 [word], %r1;
+            red.shared.add.f32 [word], %r1; ld.shared.b32 %r2, [word]; st.global.b32 [%d0], %r2;"""
+    run(body, out, block=(1,))
+    assert out.tolist() == [sum_of_halves, 0x3F800000]
 
 
 def test_packed_and_vector_float_atomics():
