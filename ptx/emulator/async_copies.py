@@ -58,7 +58,7 @@ def start(warp, kind, mask, label, read, write, *, proxy, claims=(), sources=(),
         check_overlap(warp, cta, offsets, size)
         machine.access.claim_pieces(agent, cta.rank, offsets, size, write=True)
         if len(offsets) == 1:
-            cta.shared.bytes[offset:offset + size] = 0xFF
+            cta.shared.bytes[offsets[0]:offsets[0] + size] = 0xFF
         else:
             cta.shared.bytes[offsets[:, None] + np.arange(size)] = 0xFF
     for cta, offset, size in sources:

@@ -304,6 +304,38 @@ def test_st_async_and_red_async_signal_the_peer(schedule, seed):
     np.testing.assert_array_equal(out, [(lane + 1) * 10000 + 1000 + lane, lane * 10000 + 1000 + lane])
 
 
+@every_schedule
+@pytest.mark.parametrize("lanes", [1, 2, 31])
+@pytest.mark.parametrize("stride", [4, 12, 0])
+def test_st_async_of_some_lanes(schedule, seed, lanes, stride):
+    """To neighbouring places, to places with holes, and of one value to one place."""
+    out = filled(96)
+    launch(
+        f"""
+        mov.u32 %r2, 0xAAAAAAAA; mul.lo.u32 %r1, %tid, 4; add.u32 %r1, %r1, %base;
+        st.shared.b32 [%r1 + 128], %r2; st.shared.b32 [%r1 + 256], %r2; st.shared.b32 [%r1 + 384], %r2;
+        {INIT}
+        @%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%base], {4 * lanes};
+        mul.lo.u32 %r3, %tid, {stride}; add.u32 %r3, %r3, %base;
+        mul.lo.u32 %r4, %tid, {min(stride, 1)}; add.u32 %r4, %r4, 5;
+        setp.lt.u32 %p2, %tid, {lanes};
+        @%p2 st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%r3 + 128], %r4, [%base];
+        {WAIT}
+        mul.wide.u32 %rd9, %tid, 4; add.u64 %rd9, %rd9, %a0;
+        ld.shared.b32 %r9, [%r1 + 128]; st.global.b32 [%rd9], %r9;
+        ld.shared.b32 %r9, [%r1 + 256]; st.global.b32 [%rd9 + 128], %r9;
+        ld.shared.b32 %r9, [%r1 + 384]; st.global.b32 [%rd9 + 256], %r9;
+    """,
+        out,
+        schedule=schedule,
+        seed=seed,
+    )
+    expected = np.full(96, 0xAAAAAAAA, np.uint32)
+    lane = np.arange(lanes)
+    expected[lane * stride // 4] = lane * min(stride, 1) + 5
+    np.testing.assert_array_equal(out, expected)
+
+
 LOAD = "@%p0 cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [{d}], [{s}], {n}, [{b}];"
 
 
