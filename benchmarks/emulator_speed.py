@@ -59,7 +59,7 @@ FAMILIES = {
 
 
 def best_rates(launch, repeats: int) -> tuple[float, float]:
-    """Million warp instructions a second of processor time and of wall clock, each the best of all repeats."""
+    """Million warp instructions a second of processor time and of wall clock, each the best."""
     rates = []
     launch()
     for _ in range(repeats):
@@ -141,7 +141,8 @@ def main() -> None:
     rows += [("Blackwell program", blackwell_launch(BlackwellConfiguration(1, 11, False, 1, 0), 1)),
              ("Blackwell, cluster of two", blackwell_launch(BlackwellConfiguration(2, 10, False, 2, 0), 1)),
              ("Blackwell, short", blackwell_launch(BlackwellConfiguration(1, 4, True, 1, 0), 2))]
-    print(f"{'million warp instructions a second':<36}{'on: cpu':>10}{'wall':>10}{'off: cpu':>10}{'wall':>10}")
+    columns = "".join(f"{name:>10}" for name in ("on: cpu", "wall", "off: cpu", "wall"))
+    print(f"{'million warp instructions a second':<36}{columns}")
     for name, launch in rows:
         rates = [*best_rates(lambda: launch(True), 5), *best_rates(lambda: launch(False), 3)]
         print(f"{name:<36}" + "".join(f"{rate:>10.2f}" for rate in rates), flush=True)

@@ -452,7 +452,7 @@ _WIDTHS = {"b32": 4, "u32": 4, "s32": 4, "f32": 4, "b64": 8, "u64": 8, "s64": 8,
 
 
 def _async_targets(warp, ins, size):
-    """Lanes grouped by the mbarrier they signal: {(CTA, mbarrier offset): (lanes, their destination offsets)}."""
+    """Lanes grouped by the mbarrier they signal: {(CTA, mbarrier offset): (lanes, destination offsets)}."""
     generic, destinations, signals = is_generic(ins), warp.address(0), warp.address(2)
     found = {}
     for mask, first, (address,) in groups(warp, signals):
@@ -464,8 +464,8 @@ def _async_targets(warp, ins, size):
         if ((wanted >> np.uint64(L.RANK_SHIFT) != b_cta.rank).any() or (offsets % size).any()
                 or offsets.max() + size > b_cta.shared.end):
             for lane in lanes:
-                cta, _ = shared_address(warp, destinations[lane], lane, generic=generic, cluster=True, size=size,
-                                        align=size, what="destination")
+                cta, _ = shared_address(warp, destinations[lane], lane, generic=generic, cluster=True,
+                                        size=size, align=size, what="destination")
                 if cta is not b_cta:
                     warp.fault("mbarrier", f"the mbarrier is in CTA {b_cta.rank}, the destination in CTA "
                                            f"{cta.rank}: they must be in the same one", lane=lane)
@@ -498,8 +498,8 @@ def st_async(warp, ins):
                 other = lanes[chosen[np.searchsorted(places, offset)]]
                 if (data[other] != data[lane]).any():
                     place = cta.rank << L.RANK_SHIFT | int(offset)
-                    warp.fault("race", f"lanes {other} and {lane} store different values to shared {place:#x}",
-                               lane=int(lane), address=place)
+                    warp.fault("race", f"lanes {other} and {lane} store different values to shared "
+                                       f"{place:#x}", lane=int(lane), address=place)
         rows = data[lanes[chosen]]
         start(warp, "st.async", 0, ins.text, lambda agent, d=rows: d,
               lambda agent, d, c=cta, o=places: access.scatter_shared(agent, c.rank, o, d), proxy="generic",

@@ -61,9 +61,9 @@ def explain(machine, code: int, address: int, aux: int, aux2: int, size: int) ->
                 f"{describe_cell(machine, aux & 0xFFFFFFFFFFFFFFFF)}"), address
     if code == L.F_WARP_RACE:
         cell = aux & 0xFFFFFFFFFFFFFFFF
-        return (f"shared memory at {address:#x}: lane {cell & 31} of the same warp {'read' if aux2 else 'wrote'} "
-                f"it, and no instruction that both lanes execute together came in between: "
-                f"{describe_cell(machine, cell)}"), address
+        what = "read" if aux2 else "wrote"
+        return (f"shared memory at {address:#x}: lane {cell & 31} of the same warp {what} it, and no instruction "
+                f"that both lanes execute together came in between: {describe_cell(machine, cell)}"), address
     if code == L.F_READ_ONLY:
         return f"write to read-only memory at {address:#x}: {machine.memory.describe(address)}", address
     if code == L.F_DIVERGED:

@@ -1,9 +1,9 @@
 """Races between lanes of one warp on shared memory (Checks(warp_races=True)).
 
-Threads of a warp are scheduled independently: what one lane stores another may read only behind an instruction
-that both execute together (bar.warp.sync, a barrier, or another .sync instruction). Every lane has a clock and
-knows a clock of every other lane of its warp; every byte of shared memory remembers the lane that wrote it and
-two lanes that read it. All of this lies in arrays of its own, used only where the check is on.
+Threads of a warp are scheduled independently: what one lane stores another may read only behind an
+instruction that both execute together (bar.warp.sync, a barrier, or another .sync instruction). Every lane
+has a clock and knows a clock of every other lane of its warp; every byte of shared memory remembers the lane that
+wrote it and two lanes that read it. All of this lies in arrays of its own, used only where the check is on.
 
 PTX promises memory order for bar.warp.sync and barriers alone; shfl, vote and the like are taken for an order
 here, because a warp issues its accesses in order.
@@ -123,8 +123,8 @@ def check_lane(C, G, OUT, cta, slot, lane, at, size, writes):
 
 @inlined
 def check_lane_races(C, G, T, OUT, slot, pc, size, writes, m, shared_owners):
-    """Check and record a weak access of a warp whose lanes resolve to T[1] (offset), T[2] (owner). Lanes of one
-    instruction do not race with each other. Returns a fault code or 0."""
+    """Check and record a weak access of a warp whose lanes resolve to T[1] (offset), T[2] (owner). Lanes of
+    one instruction do not race with each other. Returns a fault code or 0."""
     for i in range(32):
         if (m >> np.uint64(i)) & U1 and T[2, i] < shared_owners:
             code = check_lane(C, G, OUT, np.int64(T[2, i]), slot, i, np.int64(T[1, i]), size, writes)

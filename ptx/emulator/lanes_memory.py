@@ -18,12 +18,12 @@ from .jit import inlined, unit
 from .lane_races import check_lane_races, lanes_learn
 from .layout import (
     A_BEGIN, A_END, A_FLAGS, A_HOST, A_READ_ONLY, A_WRITE, C_ALIVE, C_CLUSTER_SIZE, C_FIRST_CTA, C_FIRST_SLOT,
-    C_INIT, C_RANK, C_SHARED, C_SHARED_END, C_WARPS, F_ALIGN, F_BOUNDS, F_CLUSTER_EXIT, F_CLUSTER_START, F_RACE_READ, F_RACE_WRITE,
-    F_READ_ONLY, F_SPACE, F_UNINITIALISED, G_BANKS, G_CHECK_MEMORY, G_CHECK_RACES, G_CHECK_SHARED_RACES,
-    G_CHECK_UNINITIALISED, G_LANES, G_LOCAL_HOST, G_LOCAL_INIT, G_LOCAL_SIZE, LOCAL_WINDOW, OFFSET_MASK, OUT_ADDRESS,
-    OUT_LANE, OUT_MASK, OUT_SIZE, P_A, P_B, P_C, P_D, P_E, P_OP, P_S, P_W, P_X, P_Y, P_Z, RANK_SHIFT,
-    SHARED_RESERVED, SHARED_WINDOW, SPACE_FRAME, SPACE_GENERIC, SPACE_GLOBAL, SPACE_LOCAL, SPACE_SHARED_CTA,
-    W_CTA,
+    C_INIT, C_RANK, C_SHARED, C_SHARED_END, C_WARPS, F_ALIGN, F_BOUNDS, F_CLUSTER_EXIT, F_CLUSTER_START,
+    F_RACE_READ, F_RACE_WRITE, F_READ_ONLY, F_SPACE, F_UNINITIALISED, G_BANKS, G_CHECK_MEMORY, G_CHECK_RACES,
+    G_CHECK_SHARED_RACES, G_CHECK_UNINITIALISED, G_LANES, G_LOCAL_HOST, G_LOCAL_INIT, G_LOCAL_SIZE,
+    LOCAL_WINDOW, OFFSET_MASK, OUT_ADDRESS, OUT_LANE, OUT_MASK, OUT_SIZE, P_A, P_B, P_C, P_D, P_E, P_OP, P_S,
+    P_W, P_X, P_Y, P_Z, RANK_SHIFT, SHARED_RESERVED, SHARED_WINDOW, SPACE_FRAME, SPACE_GENERIC, SPACE_GLOBAL,
+    SPACE_LOCAL, SPACE_SHARED_CTA, W_CTA,
 )
 from .opcodes import ATOM, LD, LDMATRIX, ST
 from .shadow import fault, touch_global, touch_shared
@@ -317,8 +317,8 @@ def bank_wavefronts(T, size, m):
     """Shared-memory passes of one warp access: 32 four-byte banks; 8-byte lanes go in halves, 16-byte in
     quarters.
 
-    Lanes that touch the same word share it. For every bank, T[3] heads a chain of the words met so far (T[4] the
-    next link, T[5] the words), T[6] counts them.
+    Lanes that touch the same word share it. For every bank, T[3] heads a chain of the words met so far (T[4]
+    the next link, T[5] the words), T[6] counts them.
     """
     group = 32 if size <= 4 else (16 if size == 8 else 8)
     words = max(size >> 2, 1)

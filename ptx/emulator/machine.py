@@ -79,7 +79,8 @@ class Machine:
         self.shared_bytes = shared_bytes
         self.shared_end = decoded.shared_dynamic + shared_bytes if shared_bytes else max(
             decoded.shared_static, L.SHARED_RESERVED)
-        self.shared = [SharedMemory(self.shared_end, self.slots, checks.warp_races) for _ in range(self.resident)]
+        self.shared = [SharedMemory(self.shared_end, self.slots, checks.warp_races)
+                       for _ in range(self.resident)]
         epoch, self.generation = pool.begin_epoch()
         self.clocks = Clocks(self.slots, self.resident * 16, epoch)
         self.access = Access(self)

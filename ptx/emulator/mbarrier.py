@@ -113,8 +113,9 @@ def check_overlap(agent, cta, offsets, size):
         return
     for place in barriers_of(cta):
         if ((offsets < place + 8) & (place < offsets + size)).any():
-            agent.fault("mbarrier", f"{size} bytes to shared {cta.rank << 24 | int(offsets[0]):#x} overwrite the "
-                                    f"mbarrier at {cta.rank << 24 | place:#x}", address=cta.rank << 24 | place)
+            address = cta.rank << 24 | place
+            agent.fault("mbarrier", f"{size} bytes to shared {cta.rank << 24 | int(offsets[0]):#x} overwrite "
+                                    f"the mbarrier at {address:#x}", address=address)
 
 
 def phase_key(cta, offset, phase):
@@ -133,8 +134,8 @@ def find(agent, cta, offset, what, lane=None):
     if lane is not None and agent.machine.checks.warp_races and barrier is not None:
         slot, maker, clock = barrier.made_by
         if slot == agent.slot and agent.machine.lane_clocks.reshape(-1, 32, 32)[slot, lane, maker] < clock:
-            agent.fault("warp-race", f"{what} on the mbarrier at shared {address:#x}, which lane {maker} of the "
-                                     "same warp initialised, and no instruction that both lanes execute "
+            agent.fault("warp-race", f"{what} on the mbarrier at shared {address:#x}, which lane {maker} of "
+                                     "the same warp initialised, and no instruction that both lanes execute "
                                      "together came in between", lane=lane, address=address)
     if barrier is None:
         agent.fault("mbarrier", f"{what} on shared {address:#x}, where no mbarrier was initialised",

@@ -223,8 +223,8 @@ class SharedMemory:
 def unproxied(C, VC, K, OUT, cta, offsets, size, slot, generic_slots):
     """hidden_write for pieces of a CTA's shared memory."""
     for k in range(offsets.shape[0]):
-        code = hidden_write(C[cta, L.C_WRITE_LINES], C[cta, L.C_WRITE], C[cta, L.C_RANK] << L.RANK_SHIFT, VC, K,
-                            OUT, offsets[k], size, slot, generic_slots, True)
+        code = hidden_write(C[cta, L.C_WRITE_LINES], C[cta, L.C_WRITE], C[cta, L.C_RANK] << L.RANK_SHIFT, VC,
+                            K, OUT, offsets[k], size, slot, generic_slots, True)
         if code:
             return code
     return 0

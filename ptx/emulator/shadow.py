@@ -1,9 +1,9 @@
 """Who touched which word last: the happens-before checks of shared and global memory.
 
-An access leaves a stamp (clock, slot, program row; see layout). A *record* of two words holds the last stamp on
-a 128-byte line and the mask of the 4-byte granules that it covers; bit 32 of the mask says that other granules
-of the line have a cell of their own. Most accesses cover whole lines, so that one comparison and one store
-serve 32 words. What a record can no longer hold is spilled into the cells: nothing is forgotten.
+An access leaves a stamp (clock, slot, program row; see layout). A *record* of two words holds the last stamp
+on a 128-byte line and the mask of the 4-byte granules that it covers; bit 32 of the mask says that other
+granules of the line have a cell of their own. Most accesses cover whole lines, so that one comparison and one
+store serve 32 words. What a record can no longer hold is spilled into the cells: nothing is forgotten.
 
 Shared memory keeps one write record a line and a read record for every line and slot; global memory one of
 each.

@@ -1,4 +1,4 @@
-"""cp.async without leaving the compiled loop: issue, groups, waits, and the two stages of every copy in flight.
+"""cp.async without leaving the compiled loop: issue, groups, waits, and the two stages of every copy.
 
 The copies of one warp instruction are one agent with a clock slot of its own. It reads its source and writes
 its destination at times the schedule draws; until then the destination holds poison and is claimed. Groups
@@ -17,8 +17,8 @@ from .layout import (
     A_BEGIN, A_END, A_HOST, A_WRITE, C_ALIVE, C_BARRIERS, C_INIT, C_RANK, C_SHARED, C_SHARED_END, F_ALIGN,
     F_BOUNDS, F_CLUSTER_EXIT, F_OPERAND, F_OVERLAP, F_SPACE, FR_KEY, FR_PC, FR_STATE, FRAG_COPY, FRAG_READY,
     FRAGMENTS, G_CHECK_SHARED_RACES, G_CLOCK, G_COPIES, G_COPY_BYTES, G_COPY_SLOT, G_EVENTS, G_LANES,
-    G_SCHEDULE, G_SERIAL, G_TRACE, NONE, OFFSET_MASK, OUT_AGENT, OUT_SIZE, P_A, P_B, P_C, P_W, P_X, P_Y,
-    P_Z, RANK_SHIFT, SCHEDULE_EAGER, SHARED_RESERVED, SPACE_GLOBAL, SPACE_SHARED_CTA, W_CTA, W_STATUS, WARP_READY,
+    G_SCHEDULE, G_SERIAL, G_TRACE, NONE, OFFSET_MASK, OUT_AGENT, OUT_SIZE, P_A, P_B, P_C, P_W, P_X, P_Y, P_Z,
+    RANK_SHIFT, SCHEDULE_EAGER, SHARED_RESERVED, SPACE_GLOBAL, SPACE_SHARED_CTA, W_CTA, W_STATUS, WARP_READY,
 )
 from .opcodes import CP_ASYNC, CP_COMMIT
 from .shadow import fault, touch_global, touch_shared
@@ -41,7 +41,7 @@ GC_COLUMNS = 33
 # ---- copies that ended: DN[warp slot, n] = (clock slot, clock, lanes, group)
 DN_SLOT, DN_CLOCK, DN_MASK, DN_GROUP = range(4)
 
-#: What `copy_unit` is asked for beside the instructions: one stage of a copy drawn at random, all of one copy.
+#: What `copy_unit` is asked for beside the instructions: one stage of a random copy, all of one copy.
 STEP, FINISH = -1, -2
 #: Slot numbers of events that are no slices: waits and copies (see timeline).
 EVENT_WAIT, EVENT_COPY = 1 << 20, 2 << 20

@@ -100,7 +100,8 @@ REMOTE = {
     "generic load": "cvt.u64.u32 %rd1, %r4; cvta.shared::cluster.u64 %rd1, %rd1; ld.b32 %r5, [%rd1 + 8];",
     "store": "st.shared::cluster.b32 [%r4 + 8], %r5;",
     "atomic": "red.relaxed.cluster.shared::cluster.add.u32 [%r4 + 8], 1;",
-    "store with signal": "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%r4 + 8], %r5, [%r4];",
+    "store with signal": "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32"
+                         " [%r4 + 8], %r5, [%r4];",
     "arrival": "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r4];",
     "bulk copy": "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes"
                  " [%r4 + 64], [%base + 128], 16, [%r4];",

@@ -158,10 +158,11 @@ KINDS = {"add": "u32 s32 u64", "min": "u32 s32 u64 s64", "max": "u32 s32 u64 s64
     "name, kind", [(name, kind) for name in ATOMICS for kind in KINDS.get(name, "b32 b64").split()]
 )
 def test_integer_atomics(name, kind, space):
-    """Each pair of the limits of the type, their neighbours and random values: what is left, what is returned."""
+    """Pairs of the limits of the type, their neighbours and random values: what is left, what is returned."""
     bits, is_signed = int(kind[1:]), kind[0] == "s"
     top = 1 << (bits - 1)
-    edges = [0, 1, 2, top - 1, top, top + 1, 2 * top - 1, *np.random.default_rng().integers(3, top - 2, 2).tolist()]
+    some = np.random.default_rng().integers(3, top - 2, 2).tolist()
+    edges = [0, 1, 2, top - 1, top, top + 1, 2 * top - 1, *some]
     pairs = [(a, b) for a in edges for b in edges]
     word = np.uint32 if bits == 32 else np.uint64
     memory, operands = (np.array(column, word) for column in zip(*pairs))

@@ -20,8 +20,8 @@ BASE = L.SHARED_RESERVED
 
 @dataclass
 class Model:
-    """The last write of each 4-byte granule, and its last read by each slot: (slot, clock, program row, strong,
-    bytes)."""
+    """The last write of each 4-byte granule, and its last read by each slot: (slot, clock, program row,
+    strong, bytes)."""
 
     clocks: Clocks
     writes: dict = field(default_factory=dict)
@@ -98,8 +98,8 @@ def agree(code, out, found, place):
     assert bool(code) == bool(found), (code, found)
     if code:
         cell = int(out[L.OUT_AUX]) & 0xFFFFFFFFFFFFFFFF
-        named = int(out[L.OUT_ADDRESS]) - place, cell >> 24 & 0xFFF, cell >> 5 & 0x7FFFF, code == L.F_RACE_WRITE
-        assert named in found
+        who = cell >> 24 & 0xFFF, cell >> 5 & 0x7FFFF
+        assert (int(out[L.OUT_ADDRESS]) - place, *who, code == L.F_RACE_WRITE) in found
 
 
 @pytest.mark.parametrize("part", range(8))
