@@ -138,7 +138,7 @@ def main() -> None:
         "portable, four warps a page": (portable.Configuration(1, 2, True, 1, cooperative=True), "sm_90a"),
     }
     rows += [(name, portable_launch(*choice)) for name, choice in portable_rows.items()]
-    rows += [("Blackwell program", blackwell_launch(BlackwellConfiguration(1, 11, False, 1, 0), 1)),
+    rows += [("Blackwell program", blackwell_launch(BlackwellConfiguration(1, 10, False, 1, 0), 1)),
              ("Blackwell, cluster of two", blackwell_launch(BlackwellConfiguration(2, 10, False, 2, 0), 1)),
              ("Blackwell, short", blackwell_launch(BlackwellConfiguration(1, 4, True, 1, 0), 2))]
     columns = "".join(f"{name:>10}" for name in ("on: cpu", "wall", "off: cpu", "wall"))
