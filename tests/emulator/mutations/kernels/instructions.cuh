@@ -1,6 +1,7 @@
 // Wrappers of the instructions that these kernels need and the library's headers do not have.
 #pragma once
 #include "cp_async_bulk_tensor.cuh"
+#include "tcgen05_memory.cuh"
 #include "tcgen05_mma.cuh"
 #include "types.cuh"
 
@@ -108,5 +109,13 @@ __device__ __forceinline__ void tensor_copy_scales(TensorAddress d, u64 descript
 
 // bar.warp.sync mask;  PTX ISA 6.0.
 __device__ __forceinline__ void bar_warp_sync(u32 mask) { asm volatile("bar.warp.sync %0;" ::"r"(mask) : "memory"); }
+
+// tcgen05.st.sync.aligned.32x32b.x8.b32 [address], r;  PTX ISA 8.6, sm_100a.
+// All lanes of the warp: thread t writes lane t of its quarter, r[i] to column i.
+__device__ __forceinline__ void tcgen05_st_32x32b(TensorAddress address, const u32 (&r)[8]) {
+  asm volatile("tcgen05.st.sync.aligned.32x32b.x8.b32 [%0], {%1, %2, %3, %4, %5, %6, %7, %8};" ::"r"(address), "r"(r[0]),
+               "r"(r[1]), "r"(r[2]), "r"(r[3]), "r"(r[4]), "r"(r[5]), "r"(r[6]), "r"(r[7])
+               : "memory");
+}
 
 }  // namespace ptx
