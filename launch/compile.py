@@ -132,8 +132,8 @@ def _open_cache():
         return FileStreamProgramCache(directory)
     except OSError as error:
         warnings.warn(
-            f"program cache {directory} cannot be opened ({error}); kernels are compiled anew in each process. "
-            f"Set {CACHE_VARIABLE} to a writable folder, or to 'off' to silence this.",
+            f"program cache {directory} cannot be opened ({error}); kernels are compiled anew in each "
+            f"process. Set {CACHE_VARIABLE} to a writable folder, or to 'off' to silence this.",
             RuntimeWarning,
             stacklevel=4,
         )

@@ -29,7 +29,8 @@ class DeviceFacts:
 
     def __str__(self) -> str:
         major, minor = self.compute_capability
-        return f"cuda:{self.ordinal} {self.name} (compute capability {major}.{minor}, {self.multiprocessors} SMs)"
+        capability = f"compute capability {major}.{minor}"
+        return f"cuda:{self.ordinal} {self.name} ({capability}, {self.multiprocessors} SMs)"
 
 
 def _device(ordinal: int):
@@ -86,8 +87,8 @@ def _primary_context(ordinal: int):
 class current:
     """Context manager: the primary context of a device is current inside, and the caller's again afterwards.
 
-    A fresh thread has no context, and a caller may work on another device; both are left as they were. One instance
-    may be entered from several threads at once, but not twice by one thread.
+    A fresh thread has no context, and a caller may work on another device; both are left as they were. One
+    instance may be entered from several threads at once, but not twice by one thread.
     """
 
     __slots__ = ("_context", "_get", "_handle", "_pop", "_push", "_success", "_thread")
@@ -95,14 +96,18 @@ class current:
     def __init__(self, ordinal: int) -> None:
         from cuda.bindings import driver
 
-        self._get, self._push, self._pop = driver.cuCtxGetCurrent, driver.cuCtxPushCurrent, driver.cuCtxPopCurrent
+        self._get = driver.cuCtxGetCurrent
+        self._push, self._pop = driver.cuCtxPushCurrent, driver.cuCtxPopCurrent
         self._success = driver.CUresult.CUDA_SUCCESS
         self._context = _primary_context(ordinal)
         self._handle = int(self._context)
         self._thread = threading.local()
 
     def push(self) -> bool:
-        """Make the context current; True where that took a push, which :meth:`pop` must undo. The launch path."""
+        """Make the context current; True where that took a push, which :meth:`pop` must undo.
+
+        A pair of methods for the launch path, which a `with` would make slower.
+        """
         status, before = self._get()
         if status == self._success and int(before) == self._handle:
             return False

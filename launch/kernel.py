@@ -36,7 +36,7 @@ class Geometry:
 
 @functools.lru_cache(maxsize=None)
 def _object_code(source: str, arch: str, name: str):
-    """Held for the life of the process: a module unloaded while a captured graph still needs it is a fault."""
+    """Held for the life of the process: unloading a module that a captured graph still needs is a fault."""
     from cuda.core import ObjectCode
 
     return ObjectCode.from_cubin(compile_cubin(source, arch, name=name).code, name=name)
@@ -52,17 +52,18 @@ def load(source: str, arch: str, entry: str, *, name: str, ordinal: int, geometr
 
     with _lock, device_module.current(ordinal):
         kernel = _object_code(source, arch, name).get_kernel(entry)
-        wanted = {}
+        attributes, wanted = driver.CUfunction_attribute, {}
         if geometry.shared_bytes > 48 * 1024:
-            wanted[driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES] = geometry.shared_bytes
+            wanted[attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES] = geometry.shared_bytes
         if geometry.cluster > 8:
-            wanted[driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED] = 1
+            wanted[attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED] = 1
         # Attributes of cuda.core's kernels are read-only in 1.2.
         for attribute, value in wanted.items():
             (status,) = driver.cuKernelSetAttribute(attribute, value, kernel.handle, ordinal)
             if status != driver.CUresult.CUDA_SUCCESS:
-                wanted_value = f"{attribute.name} = {value}"
-                raise RuntimeError(f"{name}: {entry} cannot have {wanted_value} on cuda:{ordinal}: {status.name}")
+                raise RuntimeError(
+                    f"{name}: {entry} cannot have {attribute.name} = {value} on cuda:{ordinal}: {status.name}"
+                )
         status, _ = driver.cuKernelGetFunction(kernel.handle)
         if status != driver.CUresult.CUDA_SUCCESS:
             raise RuntimeError(f"{name}: {entry} cannot be loaded on cuda:{ordinal}: {status.name}")
@@ -72,8 +73,8 @@ def load(source: str, arch: str, entry: str, *, name: str, ordinal: int, geometr
 class Launch:
     """One kernel, its configuration and its arguments; calling it enqueues the kernel on a stream.
 
-    Arguments are fixed-width NumPy scalars, and `cuda.core` tensor maps; nothing is looked up, converted or allocated
-    at call time beyond what `cuda.core.launch` does with them.
+    Arguments are fixed-width NumPy scalars, and `cuda.core` tensor maps; nothing is looked up, converted or
+    allocated at call time beyond what `cuda.core.launch` does with them.
     """
 
     __slots__ = ("_arguments", "_config", "_kernel", "_launch", "entry", "geometry")
@@ -104,7 +105,8 @@ class Launch:
         self._kernel = kernel
         # cuda.core packs a Python int as 64 bits in half the time that a NumPy scalar takes it.
         self._arguments = tuple(
-            int(argument) if isinstance(argument, (np.uint64, np.int64)) else argument for argument in arguments
+            int(argument) if isinstance(argument, (np.uint64, np.int64)) else argument
+            for argument in arguments
         )
         self._launch = launch
         self.entry = entry

@@ -1,7 +1,8 @@
 """Any stream a caller may hold, as something `cuda.core.launch` takes.
 
 Accepted: a `cuda.core` stream or graph builder, any object with `__cuda_stream__`, a torch stream, a CuPy
-stream, and the integer value of a `cudaStream_t`. Nothing is synchronised: work is enqueued on that stream alone.
+stream, and the integer value of a `cudaStream_t`. Nothing is synchronised: work is enqueued on that stream
+alone.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def resolve(stream):
     handle = _handle(stream)
     if handle is None:
         raise TypeError(
-            f"stream is a {type(stream).__name__}; accepted are a cuda.core stream or graph builder, an object with "
-            f"__cuda_stream__, a torch or CuPy stream, or the integer value of a cudaStream_t"
+            f"stream is a {type(stream).__name__}; accepted are a cuda.core stream or graph builder, an "
+            f"object with __cuda_stream__, a torch or CuPy stream, or the integer value of a cudaStream_t"
         )
     if handle < 0:
         raise ValueError(f"stream is {handle}; the integer value of a cudaStream_t is not negative")
@@ -70,13 +71,13 @@ def _handle(stream) -> int | None:
 
 
 def current(framework: str, ordinal: int) -> Callable[[], Any]:
-    """A function that gives the stream on which `framework` would enqueue its next operation on device `ordinal`.
+    """A function that gives the stream on which `framework` would enqueue its next operation.
 
-    A framework without a notion of a current stream gets the legacy default stream.
+    That of device `ordinal`; a framework without a notion of a current stream gets the legacy default stream.
     """
     if framework == "torch":
         torch = sys.modules["torch"]
-        # What Triton and torch's own compiler call before a launch: 2 us less than a `torch.cuda.Stream` takes.
+        # What Triton and torch's own compiler call before a launch: 2 us less than a `torch.cuda.Stream`.
         raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
         if raw_stream is not None:
             return lambda: from_handle(raw_stream(ordinal))

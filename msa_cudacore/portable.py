@@ -1,7 +1,8 @@
 """The portable program: which configuration of `kernels/portable.cu` runs a problem, and how it is bound.
 
-One kernel family on `mma.sync` serves compute capability 8.0 and up. A configuration is a few integers that become
-`constexpr` lines in front of the source; the choice is a pure function of the problem and the device's facts.
+One kernel family on `mma.sync` serves compute capability 8.0 and up. A configuration is a few integers that
+become `constexpr` lines in front of the source; the choice is a pure function of the problem and the device's
+facts.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ SPLITS = (1, 2, 4, 8)
 _KERNEL = Path(__file__).parent / "kernels" / "portable.cu"
 _HEADS = 16
 _TABLE_BYTES = 64 * 1024
-_RING_BYTES = 9216
+_PAGE_RING_BYTES = 2 * (2 * 128 * 64 + 2 * 128 * 8)  # two stages of codes and scales
 _LARGE_SHARED_BYTES = 227 * 1024
 
 
@@ -38,17 +39,17 @@ class Configuration:
     splits: int
     """CTAs that share the pages of one item."""
     cluster_merge: bool
-    """The CTAs of an item form a cluster and merge through distributed shared memory; else through a workspace."""
+    """The CTAs of an item form a cluster that merges in distributed shared memory, else in a workspace."""
     ids_per_lane: int
     """Selected ids that each lane of a warp holds: 1 for a top-k up to 32, 2 up to 64."""
     item_slots: int = 1
     """Items that a CTA works on side by side."""
     warps_per_page: int = 4
-    """4 warps of 32 tokens or 8 of 16."""
+    """4 warps of 32 tokens, or 8 of 16 where they cooperate."""
     table: bool = False
-    """Part of the codes is decoded by a table in shared memory."""
+    """Keys, and values unless warps cooperate, are decoded by a table in shared memory."""
     cooperative: bool = False
-    """The warps of a page share their probabilities and divide the value dims, instead of merging their sums."""
+    """The warps of a page share their probabilities and divide the value dims; else they merge their sums."""
 
     @property
     def item_warps(self) -> int:
@@ -70,11 +71,10 @@ class Configuration:
             slot = -(-(slot + maxima) // 256) * 256
         else:
             slot += max_topk * 32 + self.item_warps * 128 + maxima
-        ring = _RING_BYTES // 2 if self.cooperative and self.warps_per_page == 8 else _RING_BYTES
         inbox = _HEADS * (128 * 4 + 8) if self.cluster_merge else 0
         return (
             (_TABLE_BYTES if self.table else 0)
-            + self.item_slots * (self.item_warps * ring + slot)
+            + self.item_slots * (self.page_slots * _PAGE_RING_BYTES + slot)
             + inbox
         )
 
@@ -82,8 +82,8 @@ class Configuration:
     def constants(self) -> str:
         """The `constexpr` lines that specialise the kernel."""
         numbers = {
-            "kItemSlots": self.item_slots, "kWarpsPerPage": self.warps_per_page, "kPageSlots": self.page_slots,
-            "kSplits": self.splits, "kIdsPerLane": self.ids_per_lane,
+            "kItemSlots": self.item_slots, "kWarpsPerPage": self.warps_per_page,
+            "kPageSlots": self.page_slots, "kSplits": self.splits, "kIdsPerLane": self.ids_per_lane,
         }
         flags = {"kClusterMerge": self.cluster_merge, "kTable": self.table, "kCooperative": self.cooperative}
         return "".join(f"constexpr int {name} = {value};\n" for name, value in numbers.items()) + "".join(
@@ -106,12 +106,12 @@ class Configuration:
 def choose_configuration(problem: Problem, device: DeviceFacts, splits: int | None = None) -> Configuration:
     """Fill the device: slots and splits grow as items get fewer than multiprocessors.
 
-    A fixed `splits` fixes everything else, so that the order of a row's sums, and with it the row's bits, depends on
-    `splits`, the top-k and the device alone. Raises ValueError for a factor that is not served.
+    A fixed `splits` fixes everything else, so that the order of a row's sums, and with it the row's bits,
+    depends on `splits`, the top-k and the device alone. Raises ValueError for a factor that is not served.
     """
     pages = max(problem.pages_per_item, 1)
     ids_per_lane = 1 if problem.topk <= 32 else 2
-    # Elsewhere the table variants need more registers than 16 warps leave, or more shared memory than there is.
+    # Elsewhere the table takes more registers than 16 warps leave, or more shared memory than there is.
     roomy = device.compute_capability[0] == 9 and device.shared_bytes_per_block >= _LARGE_SHARED_BYTES
     if splits is not None:
         if splits not in SPLITS:
@@ -119,12 +119,16 @@ def choose_configuration(problem: Problem, device: DeviceFacts, splits: int | No
         if splits == 1 and roomy:
             return Configuration(1, 1, False, ids_per_lane, item_slots=4, table=True)
         return Configuration(1, splits, splits > 1 and device.clusters, ids_per_lane)
-    choice = _fill(problem.items, pages, device.multiprocessors, roomy, device.compute_capability)
+    choice = _fill(problem.items, pages, device.multiprocessors, roomy)
     return replace(choice, ids_per_lane=ids_per_lane, cluster_merge=choice.splits > 1 and device.clusters)
 
 
-def _fill(items: int, pages: int, multiprocessors: int, roomy: bool, capability: tuple[int, int]) -> Configuration:
-    """The crossovers were measured on an H200 (docs/portable.md); other parts scale with their multiprocessors."""
+def _fill(items: int, pages: int, multiprocessors: int, roomy: bool) -> Configuration:
+    """The crossovers were measured on an H200 (docs/portable.md); others scale with their multiprocessors.
+
+    `pages` is the most that an item can have; `roomy` is 9.0 with all of its shared memory. How splits merge
+    and the width of the ids are the caller's.
+    """
 
     def slots(most: int) -> int:
         return min(most, _power_of_two_at_least(pages))
@@ -133,27 +137,27 @@ def _fill(items: int, pages: int, multiprocessors: int, roomy: bool, capability:
         return min(most, _power_of_two_at_least(-(-pages // side_by_side)))
 
     if items > 2 * multiprocessors:
-        return Configuration(1, 1, False, 1, item_slots=4, table=True) if roomy else Configuration(1, 1, False, 1)
+        return Configuration(1, 1, False, 1, item_slots=4 if roomy else 1, table=roomy)
     if items > multiprocessors:
         page_slots = slots(2)
+        if not roomy:
+            return Configuration(page_slots, 1, False, 1)
         # Three half items at most on any SM, where whole items would leave two on some and one on others.
-        if roomy and 2 * items <= 3 * multiprocessors and pages >= 2:
+        if 2 * items <= 3 * multiprocessors and pages >= 2:
             return Configuration(1, 2, False, 1)
-        if roomy:
-            return Configuration(page_slots, 1, False, 1, item_slots=4 // page_slots, table=True)
-        return Configuration(page_slots, 1, False, 1)
+        return Configuration(page_slots, 1, False, 1, item_slots=4 // page_slots, table=True)
     if items > multiprocessors // 2:
-        return Configuration(slots(4), 1, False, 1, table=True) if roomy else Configuration(slots(2), 1, False, 1)
+        return Configuration(slots(4 if roomy else 2), 1, False, 1, table=roomy)
     if items > multiprocessors // 4:
         page_slots = slots(4 if roomy else 2)
         # Clusters of two find a place on every multiprocessor, larger ones do not.
         return Configuration(page_slots, parts(2, page_slots), False, 1, table=roomy, cooperative=roomy)
-    if items > multiprocessors // 8:
+    if items > 8 or not roomy:
         return Configuration(1, parts(8), False, 1, cooperative=True)
-    # A cluster of 16 is beyond what every part of an architecture can schedule; whole parts of 9.0 can.
-    most = 16 if capability == (9, 0) and multiprocessors >= 128 and items <= 8 else 8
-    warps = 8 if roomy and items <= 8 else 4
-    return Configuration(1, parts(most), False, 1, warps_per_page=warps, cooperative=True)
+    # Of 128 multiprocessors in at most eight GPCs, one GPC has 16, one for each CTA of a cluster of 16. With
+    # fewer, as on a part of a GPU, perhaps none has; a cluster of 8 fits everywhere.
+    most = 16 if multiprocessors >= 128 else 8
+    return Configuration(1, parts(most), False, 1, warps_per_page=8, cooperative=True)
 
 
 def _power_of_two_at_least(number: int) -> int:
@@ -204,7 +208,8 @@ class PortableProgram:
             description=(
                 f"portable({exact_arch(device.compute_capability)}, item_slots={configuration.item_slots}, "
                 f"page_slots={configuration.page_slots}, warps_per_page={configuration.warps_per_page}"
-                f"{', table' if configuration.table else ''}{', cooperative' if configuration.cooperative else ''}"
+                f"{', table' if configuration.table else ''}"
+                f"{', cooperative' if configuration.cooperative else ''}"
                 f"{f', merge={merge}' if configuration.splits > 1 else ''})"
             ),
             configuration=configuration,

@@ -98,11 +98,12 @@ FAMILIES = families()
 KINDS = [
     Program(Configuration(1, 1, False, 1), "sm_80"),
     Program(Configuration(2, 1, False, 1, item_slots=2, table=True), "sm_90a"),
-    Program(Configuration(2, 2, True, 1, warps_per_page=8), "sm_100a"),
+    Program(Configuration(2, 2, True, 1), "sm_100a"),
     Program(Configuration(1, 2, True, 1, cooperative=True), "sm_90a"),
     Program(Configuration(1, 2, False, 1, cooperative=True), "sm_86"),
     Program(Configuration(1, 4, True, 1, warps_per_page=8, cooperative=True), "sm_90a"),
     Program(Configuration(4, 1, False, 1, table=True, cooperative=True), "sm_90a"),
+    Program(Configuration(4, 2, True, 1, table=True, cooperative=True), "sm_90a"),
     Program(Configuration(1, 4, False, 1), "sm_89"),
 ]
 """One program for each way through the kernel, for problems that try its arithmetic."""
@@ -486,13 +487,12 @@ def test_lanes_of_a_warp_exchange_data_only_behind_a_common_instruction(program,
     case, checks = few_pages(rng, [0.25] * 5), emulator.Checks(warp_races=True)
     text = source(program.configuration)
     # Every lane waits for its own copies and reads those of the others.
-    place = "ptx::cp_async_wait_group<kStages - 1>();\n    __syncwarp();"
+    place = "wait_for_keys();\n    __syncwarp();"
     mutated = text.replace(place, place.replace("__syncwarp();", ""))
     launch(case, program, checks=checks)
-    if not program.configuration.cooperative:
-        assert mutated != text
-        with pytest.raises(emulator.Fault, match="no instruction that both lanes execute together"):
-            launch(case, program, text=mutated, checks=checks)
+    assert mutated != text
+    with pytest.raises(emulator.Fault, match="no instruction that both lanes execute together"):
+        launch(case, program, text=mutated, checks=checks)
 
 
 # ---- The emulator and a device

@@ -54,7 +54,7 @@ __device__ __forceinline__ u32 decode_scales(u32 two_bytes) {
 #endif
 }
 
-// The two halves of a pair, each repeated. As a move of halves, which ptxas folds into the operand of HMUL2; it
-// does not fold a byte permutation.
+// The two halves of a pair, each repeated. As a move of halves, which ptxas folds into the operand of HMUL2;
+// it does not fold a byte permutation.
 __device__ __forceinline__ u32 lower_twice(u32 pair) { return ptx::mov_b32_lower_twice(pair); }
 __device__ __forceinline__ u32 upper_twice(u32 pair) { return ptx::mov_b32_upper_twice(pair); }

@@ -188,7 +188,7 @@ __device__ __forceinline__ void decode(const Arguments& args) {
       request_after(rank, stage);
     }
   };
-  if constexpr (kRolledLoop || kStages != 2) {
+  if constexpr (kRolledLoop) {
     u32 stage = 0;
 #pragma unroll 1
     for (int rank = first; rank < pages; rank += kPageStride) {

@@ -20,7 +20,6 @@ constexpr float kLargestExponent = 15.0f;
 constexpr u32 kOnes = 0x3C003C00u;
 
 // ---- Ring
-// ----------------------------------------------------------------------------------------------------------
 
 // Where a lane's copies land: keys and scales in the pool's order, at the lane's 16 bytes of every 512;
 // values with address bit 6 ^= token bit 1 and bit 5 ^= token bit 2, so that accumulate_values meets no bank
@@ -107,7 +106,6 @@ __device__ __forceinline__ void request_listed(const RingLanes& to, u32 stage, c
 }
 
 // ---- Table
-// ---------------------------------------------------------------------------------------------------------
 
 // Entry of a byte: its two codes as a binary16 pair (times 2^-14), once for each bank.
 __device__ __forceinline__ void fill_table(SharedAddress table, int thread) {
@@ -131,7 +129,6 @@ __device__ __forceinline__ u32 low_nibbles_else(u32 x, u32 y) {
 }
 
 // ---- Attention
-// -----------------------------------------------------------------------------------------------------
 
 // Lane 4*g + t holds rows g and g + 8. out[o] has dims 32*t + o and 32*t + 16 + o of either row.
 struct WarpState {

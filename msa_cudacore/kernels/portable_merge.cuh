@@ -12,7 +12,6 @@ constexpr int kPartDims =
 constexpr int kPartsPerHead = kHeadDim / kPartDims;
 
 // ---- Results
-// -------------------------------------------------------------------------------------------------------
 
 // Where a thread's part of a head's result goes.
 struct ResultPlace {
@@ -47,7 +46,6 @@ __device__ __forceinline__ void store_output(u8* at, float v_global_scale, float
 }
 
 // ---- Warps of a CTA
-// ------------------------------------------------------------------------------------------------
 
 template <int kDims>
 struct MergedPart {
@@ -156,7 +154,6 @@ __device__ __forceinline__ MergedPart<kPartDims> merge_warps(const SlotAddresses
 }
 
 // ---- Page slots of a CTA whose warps cooperate
-// ---------------------------------------------------------------------------
 
 // A warp's slice replaces the first stage of its ring, and the page's first warp tells origins and sums.
 // Chunks of 16 bytes are swizzled by row where a row fills all banks.
@@ -217,7 +214,6 @@ __device__ __forceinline__ MergedPart<kPartDims> merge_slices(const SlotAddresse
 }
 
 // ---- Splits of an item
-// ---------------------------------------------------------------------------------------------
 
 // Announces what this CTA will receive, before the first load: the fence would hold up what waits for it. The
 // CTA arrives at the cluster's barrier later, while its first page is on its way.

@@ -2,13 +2,16 @@
 //
 // Specialisation is constexpr text in front of the source:
 //   int  kItemSlots     items side by side in a CTA: 1, 2 or 4 (more than 1 only without splits)
-//   int  kWarpsPerPage  4 (32 tokens a warp) or 8 (16 tokens a warp)
+//   int  kWarpsPerPage  4 (32 tokens a warp) or, where warps cooperate, 8 (16 tokens a warp)
 //   int  kPageSlots     pages of an item that a CTA decodes side by side: 1, 2 or 4
 //   int  kSplits        CTAs that share an item: 1, 2, 4, 8 or 16
-//   bool kClusterMerge  the splits of an item are a cluster and merge through distributed shared memory, not
-//   a workspace int  kIdsPerLane    1: top-k up to 32, 2: up to 64 bool kTable         part of the codes is
-//   decoded by a 64 KB table in shared memory bool kCooperative   the warps of a page share their
-//   probabilities, and each takes a slice of the value dims
+//   bool kClusterMerge  the splits of an item are a cluster and merge through distributed shared memory;
+//                       else through a workspace
+//   int  kIdsPerLane    1: top-k up to 32, 2: up to 64
+//   bool kTable         keys, and values unless warps cooperate, are decoded by a 64 KB table in shared
+//                       memory
+//   bool kCooperative   the warps of a page share their probabilities, and each takes a slice of the value
+//                       dims
 #pragma once
 #include "types.cuh"
 
@@ -27,9 +30,9 @@ constexpr int kPageStride = kPageSlots * kSplits;  // pages of an item that are 
 constexpr int kMaxTopk = 32 * kIdsPerLane;
 constexpr bool kSplit = kSplits > 1;
 
-// Resident warps on an SM set the register budget: 128 registers for 16 warps on 9.0, where ptxas needs no more;
-// for 8.0 and 10.x it would spill at that, so 12 warps; and what shared memory leaves room for on the parts with
-// 100 KB (8.6, 8.9, 12.x). Many splits mean few CTAs, which need registers more than company.
+// Resident warps on an SM set the register budget: 128 registers for 16 warps on 9.0, where ptxas needs no
+// more; for 8.0 and 10.x it would spill at that, so 12 warps; and what shared memory leaves room for on the
+// parts with 100 KB (8.6, 8.9, 12.x). Many splits mean few CTAs, which need registers more than company.
 constexpr int kArch = __CUDA_ARCH__;
 constexpr bool kSmallSharedMemory = kArch == 860 || kArch == 890 || kArch >= 1200;
 constexpr bool kRoomy = kSplits >= 4 && kWarps <= 8;
@@ -37,7 +40,7 @@ constexpr int kResidentWarps = kSmallSharedMemory || kRoomy ? 8 : kArch == 900 ?
 constexpr int kResidentCtas = kResidentWarps > kWarps ? kResidentWarps / kWarps : 1;
 
 static_assert(kItemSlots == 1 || kItemSlots == 2 || kItemSlots == 4, "item slots");
-static_assert(kWarpsPerPage == 4 || kWarpsPerPage == 8, "a warp takes 32 or 16 tokens");
+static_assert(kWarpsPerPage == 4 || (kWarpsPerPage == 8 && kCooperative), "a warp takes 32 or 16 tokens");
 static_assert(kPageSlots == 1 || kPageSlots == 2 || kPageSlots == 4, "page slots");
 static_assert(kWarps <= 16, "128 registers a thread and the ring limit a CTA to 16 warps");
 static_assert(kSplits >= 1 && kSplits <= kHeads && (kSplits & (kSplits - 1)) == 0,
@@ -63,7 +66,7 @@ constexpr int kPageGroups = kKeysFirst ? 2 : 1;
 constexpr bool kLateValues = kKeysFirst && !kCooperative;
 
 // A warp's part of a page in the ring: codes of keys and values, then their scales.
-constexpr int kStages = kWarpsPerPage == 4 || kCooperative ? 2 : 4;
+constexpr int kStages = 2;
 // Pages requested as soon as their ids are known; the others are read off the list of pages.
 constexpr int kFirstPages = kLateSecondPage || kCooperative ? 1 : kStages;
 constexpr u32 kPartCodes = kWarpTokens * 64;
@@ -83,12 +86,12 @@ constexpr u32 kTableBytes = kTable ? 65536 : 0;
 constexpr u32 kRingAt = kTableBytes;
 constexpr u32 kSlotsAt = kRingAt + kWarps * kWarpRingBytes;
 constexpr u32 kSlotQueries = 0;  // A fragments of q: [8 k-steps][32 lanes][16 bytes]
-constexpr u32 kSlotVisible = kSlotQueries + 8 * 512;      // [kMaxTopk] visible tokens of the page, at most 128
+constexpr u32 kSlotVisible = kSlotQueries + 8 * 512;      // [kMaxTopk] visible tokens of a page, at most 128
 constexpr u32 kSlotScales = kSlotVisible + kMaxTopk * 4;  // [kHeads] RowScale
 constexpr u32 kSlotArrival = kSlotScales + kHeads * 8;    // mbarrier of the cluster merge
 constexpr u32 kSlotItem = kSlotArrival + 16;              // row and KV head, for the epilogue
 constexpr u32 kSlotSources = kSlotArrival + 64;           // [kMaxTopk] PageSources, unless in the gaps
-// [kItemWarps][kHeads] (origin, sum), unless in the gaps
+// [kItemWarps][kHeads] (origin, sum), unless in the gaps. Cooperating warps need kPageSlots of them.
 constexpr u32 kSlotWarpStats = kSlotSources + kMaxTopk * 32;
 // Cooperative: maxima of the scores of each page in work, [kPageSlots][kHeads][kWarpsPerPage].
 constexpr u32 kMaximaBytes = kCooperative ? kHeads * kWarpsPerPage * 4 : 0;
@@ -98,17 +101,21 @@ constexpr u32 kSlotBytes = kTable ? (kSlotEnd + 255) / 256 * 256 : kSlotEnd;
 static_assert(!kTable || (kSlotBytes >= kMaxTopk / 4 * 256 && kSlotBytes >= kItemWarps * 256 &&
                           2 * kItemSlots * kSlotBytes <= kTableBytes),
               "gaps: four sources each, then one a warp, as far apart as the slots");
-// Partials of the heads that this CTA owns in a cluster: [kSplits][kHeads / kSplits][128], then their (origin, sum).
+// Partials of the heads that this CTA owns in a cluster: [kSplits][kHeads / kSplits][128], then their
+// (origin, sum).
 constexpr u32 kSlotInbox = kSlotBytes;
 constexpr u32 kSlotInboxStats = kSlotInbox + kHeads * kHeadDim * 4;
 
-// An item slot, with its parts in the table's gaps. One register holds it: gaps have the same distance as slots.
+// An item slot, with its parts in the table's gaps. One register holds it: gaps have the same distance as
+// slots.
 struct SlotAddresses {
   SharedAddress fixed;
 
   __device__ __forceinline__ SlotAddresses(SharedAddress smem, u32 item_slot)
       : fixed(smem + kSlotsAt + item_slot * kSlotBytes) {}
-  __device__ __forceinline__ SharedAddress gap(u32 index) const { return fixed - kSlotsAt + 128 + index * 256; }
+  __device__ __forceinline__ SharedAddress gap(u32 index) const {
+    return fixed - kSlotsAt + 128 + index * 256;
+  }
   __device__ __forceinline__ SharedAddress sources(u32 rank) const {
     return kTable ? gap(rank >> 2) + (rank & 3) * 32 : fixed + kSlotSources + rank * 32;
   }

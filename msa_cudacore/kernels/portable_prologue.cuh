@@ -6,7 +6,6 @@
 #include "shared_memory.cuh"
 
 // ---- Selection
-// -----------------------------------------------------------------------------------------------------
 
 // A lane holds entries lane and lane + 32 of the item's q2k row.
 struct SelectedIds {
@@ -109,7 +108,6 @@ __device__ __forceinline__ void list_pages(const Arguments& args, const Item& it
 }
 
 // ---- Queries
-// -------------------------------------------------------------------------------------------------------
 
 // x * 2^exponent in two exact factors, for exponents up to 252 either way.
 __device__ __forceinline__ float times_power_of_two(float x, int exponent) {
