@@ -205,7 +205,7 @@ def test_a_slot_without_an_item_copies_nothing(rng):
 
 @pytest.mark.parametrize("schedule", ["random", "late"])
 def test_the_next_page_waits_for_the_values_of_one_that_a_warp_skips(schedule, rng):
-    """Three of four warps see nothing of the first page, and then refill the stage that it may still come into."""
+    """Three of four warps see nothing of the first page, and refill the stage that it may still come into."""
     program = Program(Configuration(1, 1, False, 1, item_slots=4, table=True), "sm_90a", multiprocessors=1)
     case = random_case(
         rng, batch=1, seqlen_q=1, num_kv_heads=1, group=16, topk=8, lengths=[7 * 128 + 5], hostile=False
@@ -420,7 +420,9 @@ WAIT_FOR_VALUES = "ptx::cp_async_wait_group<kPageGroups*(kStages - idle) - 2>();
 # What each line is for, seen by breaking it: (program, text, replacement).
 FAULTS = {
     "a page has arrived before it is read": (PLAIN, WAIT_FOR_KEYS, ""),
-    "the last page has arrived before it is read": (PLAIN, WAIT_FOR_KEYS, WAIT_FOR_KEYS.replace(" - 1>", ">")),
+    "the last page has arrived before it is read": (
+        PLAIN, WAIT_FOR_KEYS, WAIT_FOR_KEYS.replace(" - 1>", ">")
+    ),
     "keys have arrived before they are read": (TABLE, WAIT_FOR_KEYS, WAIT_FOR_KEYS.replace(" - 1>", ">")),
     "values have arrived before they are read": (
         TABLE, WAIT_FOR_VALUES, WAIT_FOR_VALUES.replace(" - 2>", " - 1>")

@@ -43,7 +43,7 @@ def test_half_items_smooth_the_step_behind_one_item_for_each_multiprocessor():
 
 
 def test_small_batches_cooperate_in_clusters_that_fit():
-    """Of four CTAs or more only where two of them fit an SM: an H200 has room for 30 clusters of four on 132 SMs."""
+    """Of four CTAs or more only where two fit an SM: an H200's 132 SMs have room for 30 clusters of four."""
 
     def chosen(items):
         c = choose_configuration(problem(batch=items, hkv=1), device())
@@ -55,6 +55,17 @@ def test_small_batches_cooperate_in_clusters_that_fit():
     for items in range(1, 67):
         c = choose_configuration(problem(batch=items, hkv=1), device())
         assert c.splits <= 2 or 2 * c.shared_bytes <= device().shared_bytes_per_block and c.block <= 256
+
+
+@pytest.mark.parametrize(
+    ("capability", "multiprocessors", "splits"),
+    [
+        ((9, 0), 132, 16), ((9, 0), 128, 16), ((9, 0), 114, 8), ((9, 0), 60, 8), ((10, 0), 148, 8),
+        ((8, 0), 108, 8),
+    ],
+)
+def test_a_cluster_of_16_is_for_parts_that_must_have_room_for_it(capability, multiprocessors, splits):
+    assert choose_configuration(problem(batch=1, hkv=1), device(capability, multiprocessors)).splits == splits
 
 
 def test_a_split_never_exceeds_the_pages_there_are():
@@ -70,7 +81,8 @@ def test_workspace_is_for_parts_without_clusters_alone():
 
 
 @given(
-    batch=st.integers(0, 70_000), seqlen_q=st.integers(1, 32), hkv=st.integers(1, 8), group=st.integers(1, 16),
+    batch=st.integers(0, 70_000), seqlen_q=st.integers(1, 32), hkv=st.integers(1, 8),
+    group=st.integers(1, 16),
     topk=st.integers(1, 64), max_pages=st.integers(0, 20_000), splits=st.sampled_from((None, *SPLITS)),
     capability=st.sampled_from(((8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0))),
     multiprocessors=st.integers(1, 200),
@@ -94,7 +106,8 @@ def test_every_configuration_fits_its_device(
 
 @given(batch=st.integers(1, 300), other=st.integers(1, 300), splits=st.sampled_from(SPLITS))
 def test_a_fixed_split_fixes_the_configuration(batch, other, splits):
-    assert choose_configuration(problem(batch), device(), splits) == choose_configuration(problem(other), device(), splits)
+    mine, others = (choose_configuration(problem(size), device(), splits) for size in (batch, other))
+    assert mine == others
 
 
 @given(batch=st.integers(1, 300), max_pages=st.integers(0, 100), splits=st.sampled_from(SPLITS))
@@ -105,7 +118,9 @@ def test_a_fixed_split_has_one_page_slot(batch, max_pages, splits):
 
 def test_kernel_arguments_are_what_they_are_called(rng):
     """Pointers, byte strides, sizes, scales and workspace by name."""
-    case = random_case(rng, layout="separate", group=3, num_kv_heads=2, batch=3, seqlen_q=2, topk=5, strided_inputs=True)
+    case = random_case(
+        rng, layout="separate", group=3, num_kv_heads=2, batch=3, seqlen_q=2, topk=5, strided_inputs=True
+    )
     out, lse = np.zeros((6, 9, 128), case.q.dtype)[:, 1:7], np.zeros((6, 8), np.float32)[:, :6]
     call = validate(**case.arguments(), out=out, lse=lse, bf16_as_uint16=False)
     axes = {
@@ -160,7 +175,8 @@ def test_more_ctas_than_a_grid_holds_are_refused():
 
 
 def test_old_devices_are_refused_with_the_reason():
-    assert "needs compute capability 8.0 or later, this device has 7.5" in PortableProgram().refusal(device((7, 5)))
+    refusal = PortableProgram().refusal(device((7, 5)))
+    assert "needs compute capability 8.0 or later, this device has 7.5" in refusal
     assert PortableProgram().refusal(device((8, 0))) is None
 
 
@@ -175,7 +191,7 @@ def test_exact_architectures():
 
 @pytest.fixture
 def ampere(monkeypatch):
-    """A device without clusters, so that splits merge through the workspace; records the ordinals asked for."""
+    """A device without clusters, whose splits merge through the workspace; records the ordinals asked for."""
     asked = []
 
     def facts(ordinal):
@@ -190,11 +206,12 @@ def ampere(monkeypatch):
 @pytest.mark.parametrize("splits", [None, *SPLITS])
 def test_the_stated_workspace_size_is_the_largest_need(ampere, batch, splits):
     for seqlen_q, group, topk in ((1, 16, 16), (3, 5, 64), (2, 1, 1)):
-        needs = [
-            PortableProgram().plan(problem(batch, seqlen_q, 2, group, topk, pages), device((8, 0), 108), splits).workspace_bytes
-            for pages in range(100)
-        ]
-        size = msa_nvfp4_decode_workspace_size(batch, 2, "cuda", seqlen_q=seqlen_q, topk=topk, group=group, splits=splits)
+        sizes = [problem(batch, seqlen_q, 2, group, topk, pages) for pages in range(100)]
+        plans = [PortableProgram().plan(each, device((8, 0), 108), splits) for each in sizes]
+        needs = [plan.workspace_bytes for plan in plans]
+        size = msa_nvfp4_decode_workspace_size(
+            batch, 2, "cuda", seqlen_q=seqlen_q, topk=topk, group=group, splits=splits
+        )
         assert size == max(needs)
     assert batch == 0 or splits in (None, 1) or size > 0
 
@@ -203,7 +220,8 @@ def test_the_stated_workspace_size_is_the_largest_need(ampere, batch, splits):
     ("given", "ordinal"),
     [
         (0, 0), (3, 3), (np.int64(2), 2), ("cuda", 0), ("cuda:5", 5),
-        (SimpleNamespace(type="cuda", index=4), 4), (SimpleNamespace(type="cuda", index=None), 0),  # torch.device
+        # torch.device
+        (SimpleNamespace(type="cuda", index=4), 4), (SimpleNamespace(type="cuda", index=None), 0),
         (SimpleNamespace(id=6), 6),  # cupy.cuda.Device
         (SimpleNamespace(device_id=7), 7),  # cuda.core.Device
     ],
@@ -218,7 +236,11 @@ def test_the_host_needs_no_workspace(ampere, given):
 
 
 @pytest.mark.parametrize(
-    "given", [None, True, 1.0, "CUDA", "cuda:", "cuda:-1", "cuda:x", "cuda:" + "9" * 5000, SimpleNamespace(type="meta", index=0), object()]
+    "given",
+    [
+        None, True, 1.0, "CUDA", "cuda:", "cuda:-1", "cuda:x", "cuda:" + "9" * 5000,
+        SimpleNamespace(type="meta", index=0), object(),
+    ],
 )
 def test_what_is_no_device_is_refused(ampere, given):
     with pytest.raises(TypeError, match="^device is .*accepted are an ordinal"):
@@ -229,8 +251,8 @@ def test_what_is_no_device_is_refused(ampere, given):
     ("change", "error"),
     [
         (dict(batch=-1), ValueError), (dict(batch=1.0), TypeError), (dict(num_kv_heads=0), ValueError),
-        (dict(seqlen_q=33), ValueError), (dict(topk=0), ValueError), (dict(group=17), ValueError), (dict(splits=0), ValueError),
-        (dict(device=-1), ValueError),
+        (dict(seqlen_q=33), ValueError), (dict(topk=0), ValueError), (dict(group=17), ValueError),
+        (dict(splits=0), ValueError), (dict(device=-1), ValueError),
     ],
 )
 def test_sizes_outside_the_contract_are_refused_by_name(ampere, change, error):
