@@ -10,6 +10,7 @@ import pytest
 from msa_cudacore import prepare_msa_nvfp4_sparse_decode
 from msa_cudacore.cases import LAYOUTS, Case, random_case
 from msa_cudacore.exact_cases import exact_cases, expect, fixture, odd_stride_cases
+from msa_cudacore.hard_cases import attention_sink
 from msa_cudacore.reference import compare, round_to_bf16
 from msa_cudacore.transfer import E4M3
 
@@ -151,26 +152,7 @@ def test_flat_and_peaked_scores(main_target, deviation, rng):
 
 @pytest.mark.parametrize("gap", [4, 8, 12])
 def test_an_attention_sink_leaves_the_others_their_precision(main_target, gap, rng):
-    """One key outweighs the others by ``exp(gap)`` and has no value, so the result is made of the small
-    weights alone."""
-    case = random_case(
-        rng,
-        hostile=False,
-        group=16,
-        num_kv_heads=1,
-        seqlen_q=1,
-        topk=16,
-        lengths=np.array([2048]),
-        score_deviation=0.5,
-    )
-    case.q2k_indices[...] = np.arange(16)
-    sink = case.page_table[0, 0], 0, 0
-    case.k[..., 0] &= 0xF0  # dim 0 tells the sink from the others
-    case.k[sink][0] |= 7
-    case.k_scale.view(np.uint8)[sink][0] = 0x38
-    case.v[sink] = 0
-    scale = 128**-0.5 if case.softmax_scale is None else case.softmax_scale
-    case.q[..., 0] = gap / (6 * scale * case.k_global_scale)
+    case = attention_sink(rng, gap, pages=16)
     for splits in main_target.splits:
         main_target.check(case, splits=splits)
 
