@@ -8,13 +8,13 @@ synchronisation; the programs bound them on the device instead.
 from __future__ import annotations
 
 import math
-import numbers
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from .arguments import Tensor, allocate_like, describe
+from .checks import check_integer, check_positive
 from .pool import CODE_BYTES, HEAD_DIM, PAGE_SIZE, SCALE_BYTES
 
 __all__ = [
@@ -135,9 +135,9 @@ def validate(
     _check_pool(tensors, problem)
     _check_indices(tensors, problem)
 
-    k_global_scale = _positive("k_global_scale", k_global_scale)
-    v_global_scale = _positive("v_global_scale", v_global_scale)
-    softmax_scale = HEAD_DIM**-0.5 if softmax_scale is None else _positive("softmax_scale", softmax_scale)
+    k_global_scale = check_positive("k_global_scale", k_global_scale)
+    v_global_scale = check_positive("v_global_scale", v_global_scale)
+    softmax_scale = HEAD_DIM**-0.5 if softmax_scale is None else check_positive("softmax_scale", softmax_scale)
     _check_float32(
         "softmax_scale * k_global_scale * log2(e)", softmax_scale * k_global_scale * LOG2E,
         f"softmax_scale {softmax_scale!r} and k_global_scale {k_global_scale!r}",
@@ -183,30 +183,6 @@ def check_workspace(workspace: Tensor, needed: int, call: Call) -> None:
 def check_splits(splits: Any) -> int | None:
     """Check a requested split factor; which factors are served is the program's to say."""
     return None if splits is None else check_integer("splits", splits, 1, MAX_TOPK)
-
-
-def check_integer(name: str, value: Any, low: int, high: int) -> int:
-    """Return an integer argument in [low, high]; raises TypeError or ValueError naming it."""
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{name} is {value!r} ({type(value).__name__}); accepted are integers from {low} to {high}")
-    if not low <= value <= high:
-        raise ValueError(f"{name} is {value}; accepted are integers from {low} to {high}")
-    return int(value)
-
-
-def _positive(name: str, value: Any) -> float:
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
-        if hasattr(value, "__dlpack__"):
-            hint = f"a tensor would need a synchronisation here, so pass float({name})"
-            raise TypeError(f"{name} is a {type(value).__name__}; accepted are positive finite floats; {hint}")
-        raise TypeError(f"{name} is {value!r} ({type(value).__name__}); accepted are positive finite floats")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not (math.isfinite(number) and number > 0):
-        raise ValueError(f"{name} is {number!r}; accepted are positive finite floats")
-    return number
 
 
 def _check_float32(what: str, value: float, inputs: str) -> None:

@@ -15,6 +15,8 @@ from functools import lru_cache
 import ml_dtypes
 import numpy as np
 
+from msa_cudacore.checks import check_positive
+
 SCALE_GROUP = 16
 """Consecutive values of the head dimension that share one block scale."""
 
@@ -33,6 +35,8 @@ _E2M1_PAIRS = np.stack([np.tile(_E2M1_VALUES, 16), np.repeat(_E2M1_VALUES, 16)],
 def decode_e2m1(codes: np.ndarray) -> np.ndarray:
     """Values (float64) of E2M1 codes 0..15, one code an element."""
     codes = np.asarray(codes)
+    if codes.dtype.kind not in "iu":
+        raise TypeError(f"codes: E2M1 codes are integers, got {codes.dtype}")
     if codes.size and (codes.min() < 0 or codes.max() > 15):
         raise ValueError(f"codes: E2M1 codes lie in 0..15, got {codes.min()}..{codes.max()}")
     return _E2M1_VALUES[codes]
@@ -87,7 +91,7 @@ def quantize(values: np.ndarray, global_scale: float) -> tuple[np.ndarray, np.nd
 
     Raises ValueError when a value is not finite, or ``global_scale`` is not a positive finite number.
     """
-    global_scale = positive_scale("global_scale", global_scale)
+    global_scale = check_positive("global_scale", global_scale)
     values = np.asarray(values).astype(np.float64, copy=False)
     if values.ndim == 0 or values.shape[-1] % SCALE_GROUP:
         raise ValueError(
@@ -97,15 +101,18 @@ def quantize(values: np.ndarray, global_scale: float) -> tuple[np.ndarray, np.nd
         place = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
         raise ValueError(f"values: element {place} is {values[place]}; NVFP4 holds finite values alone")
     blocks = values.reshape(*values.shape[:-1], values.shape[-1] // SCALE_GROUP, SCALE_GROUP)
-    scales = encode_e4m3(np.abs(blocks).max(axis=-1, initial=0.0) / (E2M1_MAX * global_scale))
-    step = _E4M3_VALUES[scales][..., None] * global_scale
-    scaled = np.divide(blocks, step, out=np.copysign(np.zeros_like(blocks), blocks), where=step != 0)
+    with np.errstate(over="ignore"):  # a quotient beyond float64 saturates like any other beyond the format
+        scales = encode_e4m3(np.abs(blocks).max(axis=-1, initial=0.0) / (E2M1_MAX * global_scale))
+        step = _E4M3_VALUES[scales][..., None] * global_scale
+        scaled = np.divide(blocks, step, out=np.copysign(np.zeros_like(blocks), blocks), where=step != 0)
     return pack_e2m1(encode_e2m1(scaled).reshape(values.shape)), scales
 
 
 def dequantize(packed: np.ndarray, scales: np.ndarray, global_scale: float = 1.0) -> np.ndarray:
     """Values (float64) [..., 2n] of packed codes [..., n] and their linear scale bytes [..., n/8]."""
     packed = np.asarray(packed)
+    if packed.dtype != np.uint8:
+        raise TypeError(f"packed: pairs of E2M1 codes are uint8, got {packed.dtype}")
     values = _E2M1_PAIRS[packed].reshape(*packed.shape[:-1], packed.shape[-1] * 2 // SCALE_GROUP, SCALE_GROUP)
     values *= (decode_e4m3(scales) * global_scale)[..., None]
     return values.reshape(*packed.shape[:-1], packed.shape[-1] * 2)
@@ -128,7 +135,7 @@ def v_scale_positions(tokens: int = 128, groups: int = 8) -> np.ndarray:
 def swizzle_v_scales(linear: np.ndarray) -> np.ndarray:
     """Token-major scales [..., tokens, groups] -> the same bytes in the cache's V order, same shape and
     dtype."""
-    linear = np.asarray(linear)
+    linear = _tiles("linear", linear)
     stored = np.empty((*linear.shape[:-2], linear.shape[-2] * linear.shape[-1]), linear.dtype)
     stored[..., v_scale_positions(*linear.shape[-2:])] = linear.reshape(stored.shape)
     return stored.reshape(linear.shape)
@@ -136,7 +143,7 @@ def swizzle_v_scales(linear: np.ndarray) -> np.ndarray:
 
 def unswizzle_v_scales(stored: np.ndarray) -> np.ndarray:
     """Inverse of :func:`swizzle_v_scales`: [..., tokens, groups] as stored -> token-major."""
-    stored = np.asarray(stored)
+    stored = _tiles("stored", stored)
     flat = stored.reshape(*stored.shape[:-2], stored.shape[-2] * stored.shape[-1])
     return flat[..., v_scale_positions(*stored.shape[-2:])].reshape(stored.shape)
 
@@ -151,12 +158,11 @@ def as_bytes(scales: np.ndarray) -> np.ndarray:
     return scales
 
 
-def positive_scale(name: str, value: float) -> float:
-    """``value`` as a float, or a ValueError that names the argument unless it is positive and finite."""
-    number = float(value)
-    if not (0.0 < number < np.inf):
-        raise ValueError(f"{name}: a positive finite number is needed, got {value!r}")
-    return number
+def _tiles(name: str, scales: np.ndarray) -> np.ndarray:
+    scales = np.asarray(scales)
+    if scales.ndim < 2:
+        raise ValueError(f"{name}: [..., tokens, groups] is needed, got shape {scales.shape}")
+    return scales
 
 
 def _nearest(magnitude: np.ndarray, table: np.ndarray) -> np.ndarray:

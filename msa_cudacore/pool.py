@@ -18,7 +18,9 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from msa_cudacore.nvfp4 import SCALE_GROUP, as_bytes, positive_scale, quantize, v_scale_positions
+from msa_cudacore.arguments import describe
+from msa_cudacore.checks import check_integer, check_positive
+from msa_cudacore.nvfp4 import SCALE_GROUP, as_bytes, quantize, v_scale_positions
 
 HEAD_DIM = 128
 PAGE_SIZE = 128
@@ -27,6 +29,8 @@ PAGE_SIZE = 128
 CODE_BYTES = HEAD_DIM // 2
 SCALE_BYTES = HEAD_DIM // SCALE_GROUP
 TOKEN_BYTES = CODE_BYTES + SCALE_BYTES
+
+_INT32_MAX = 2**31 - 1
 
 
 class PoolViews(NamedTuple):
@@ -63,8 +67,8 @@ def page_regions(num_kv_heads: int) -> dict[str, Region]:
 
 def empty_pool(num_pages: int, num_kv_heads: int, *, fill: int = 0) -> np.ndarray:
     """A NumPy pool uint8 [num_pages, page_bytes], 256-byte aligned, every byte set to ``fill``."""
-    if num_pages < 1:
-        raise ValueError(f"num_pages: at least 1 is needed, got {num_pages}")
+    num_pages = check_integer("num_pages", num_pages, 1, _INT32_MAX)
+    fill = check_integer("fill", fill, 0, 255)
     return aligned_bytes((num_pages, page_bytes(num_kv_heads)), fill)
 
 
@@ -94,13 +98,15 @@ def pool_views(pool: Any, num_kv_heads: int | None = None) -> PoolViews:
     ValueError
         The shape, or the inside of a page, does not fit the layout.
     """
+    if not (hasattr(pool, "dtype") and hasattr(pool, "shape")):
+        raise TypeError(f"pool: a uint8 array is needed, got a {type(pool).__name__}")
     if str(pool.dtype).rpartition(".")[2] != "uint8":
         raise TypeError(f"pool: a uint8 array is needed, got {pool.dtype}")
     shape = tuple(int(n) for n in pool.shape)
     if len(shape) == 5:
         if shape[1] != 2 or shape[3:] != (PAGE_SIZE, TOKEN_BYTES):
             raise ValueError(f"pool: [pages, 2, Hkv, {PAGE_SIZE}, {TOKEN_BYTES}] is needed, got {shape}")
-        if num_kv_heads not in (None, shape[2]):
+        if num_kv_heads is not None and _heads(num_kv_heads) != shape[2]:
             raise ValueError(f"num_kv_heads: {num_kv_heads} was given, but the pool's shape says {shape[2]}")
         heads = _heads(shape[2])
     elif len(shape) == 2:
@@ -130,16 +136,47 @@ def vllm_view(pool: Any, num_kv_heads: int) -> Any:
 def slot_mapping(page_table: np.ndarray, request: np.ndarray | int, positions: np.ndarray) -> np.ndarray:
     """Slots (int64) of tokens at logical ``positions`` of ``request``.
 
-    A slot is ``page_table[request, position // 128] * 128 + position % 128``. Raises ValueError for a position beyond
-    the page table.
+    A slot is ``page_table[request, position // 128] * 128 + position % 128``.
+
+    Raises
+    ------
+    TypeError
+        An argument is not of integers.
+    ValueError
+        A request or a position lies beyond the page table, or a position on a page that its request does not have: the
+        entry is negative, and a token written there would be lost, since a negative slot is skipped.
     """
-    request, positions = np.broadcast_arrays(np.asarray(request), np.asarray(positions))
-    if positions.size and (positions.min() < 0 or positions.max() >= page_table.shape[1] * PAGE_SIZE):
+    page_table, request, positions = np.asarray(page_table), np.asarray(request), np.asarray(positions)
+    if page_table.ndim != 2:
+        raise ValueError(f"page_table: [batch, max_pages] is needed, got shape {page_table.shape}")
+    for name, array in (("page_table", page_table), ("request", request), ("positions", positions)):
+        if array.dtype.kind not in "iu" and array.size:
+            raise TypeError(f"{name}: integers are needed, got {array.dtype}")
+    try:
+        request, positions = np.broadcast_arrays(request, positions)
+    except ValueError:
+        shapes = f"{request.shape} and {positions.shape}"
+        raise ValueError(f"request and positions: shapes that broadcast are needed, got {shapes}") from None
+    if positions.size == 0:
+        return np.empty(positions.shape, np.int64)
+    if request.min() < 0 or request.max() >= page_table.shape[0]:
+        raise ValueError(
+            f"request: must lie in 0..{page_table.shape[0] - 1} for a page table of {page_table.shape[0]} rows, got "
+            f"{request.min()}..{request.max()}"
+        )
+    if positions.min() < 0 or positions.max() >= page_table.shape[1] * PAGE_SIZE:
         raise ValueError(
             f"positions: must lie in 0..{page_table.shape[1] * PAGE_SIZE - 1} for a page table of "
             f"{page_table.shape[1]} columns, got {positions.min()}..{positions.max()}"
         )
-    return page_table[request, positions // PAGE_SIZE].astype(np.int64) * PAGE_SIZE + positions % PAGE_SIZE
+    pages = page_table[request, positions // PAGE_SIZE].astype(np.int64)
+    if pages.min() < 0:
+        first = np.argmin(pages)
+        raise ValueError(
+            f"positions: request {request.flat[first]} has page {pages.flat[first]} at position "
+            f"{positions.flat[first]}; needed is a page that it owns"
+        )
+    return pages * PAGE_SIZE + (positions % PAGE_SIZE).astype(np.int64)
 
 
 def write_tokens(
@@ -175,6 +212,8 @@ def write_tokens(
         A shape does not fit, a slot lies outside the pool or is named twice, a value is not finite, or a scale is not
         positive; nothing is written.
     """
+    if not isinstance(views, (tuple, list)) or len(views) != len(PoolViews._fields):
+        raise TypeError(f"views: {', '.join(PoolViews._fields)} are needed, got a {type(views).__name__}")
     views = PoolViews(*views)
     _check_numpy_views(views)
     num_pages, heads = views.k.shape[:2]
@@ -187,13 +226,14 @@ def write_tokens(
             raise ValueError(f"{name}: {expected} is needed, got {np.shape(side)}")
         if side.dtype.kind != "f" and side.dtype != ml_dtypes.bfloat16:
             raise TypeError(f"{name}: float16, bfloat16, float32 or float64 is needed, got {side.dtype}")
-    positive_scale("k_global_scale", k_global_scale)
-    positive_scale("v_global_scale", v_global_scale)
+    check_positive("k_global_scale", k_global_scale)
+    check_positive("v_global_scale", v_global_scale)
     live = slots >= 0
-    chosen = slots[live].astype(np.int64)
-    if chosen.size and chosen.max() >= num_pages * PAGE_SIZE:
+    chosen = slots[live]
+    if chosen.size and chosen.max() >= num_pages * PAGE_SIZE:  # as they came: a huge uint64 turns negative in int64
         size = f"{num_pages} pages ({num_pages * PAGE_SIZE} slots)"
         raise ValueError(f"slots: {chosen.max()} lies outside the pool of {size}")
+    chosen = chosen.astype(np.int64)
     values, counts = np.unique(chosen, return_counts=True)
     if values.size != chosen.size:
         repeated = counts.argmax()
@@ -217,9 +257,7 @@ def write_tokens(
 
 
 def _heads(num_kv_heads: int) -> int:
-    if num_kv_heads < 1:
-        raise ValueError(f"num_kv_heads: at least 1 is needed, got {num_kv_heads}")
-    return int(num_kv_heads)
+    return check_integer("num_kv_heads", num_kv_heads, 1, _INT32_MAX)
 
 
 def _require_dense_pages(pool: Any, shape: tuple[int, ...]) -> None:
@@ -241,7 +279,15 @@ def _check_numpy_views(views: PoolViews) -> None:
         expected = (*views.k.shape[:2], PAGE_SIZE, inner)
         if view.ndim != 4 or view.shape != expected:
             raise ValueError(f"{name}: shape {expected} is needed, got {view.shape}")
-        if not name.endswith("scale") and view.dtype != np.uint8:
+        if name.endswith("scale"):
+            if view.dtype not in (np.uint8, ml_dtypes.float8_e4m3fn):
+                raise TypeError(f"{name}: E4M3 scales are uint8 or float8_e4m3fn, got {view.dtype}")
+        elif view.dtype != np.uint8:
             raise TypeError(f"{name}: packed E2M1 codes are uint8, got {view.dtype}")
         if not view.flags.writeable:
             raise ValueError(f"{name}: the view is read-only")
+    tensors = [describe(name, view) for name, view in views._asdict().items()]
+    for second, tensor in enumerate(tensors):
+        for other in tensors[:second]:
+            if tensor.overlaps(other):
+                raise ValueError(f"{tensor.name}: memory of its own is needed, got a view that overlaps {other.name}")

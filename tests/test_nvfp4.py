@@ -184,10 +184,16 @@ def test_quantize_refuses_what_the_format_cannot_hold(bad):
         nvfp4.quantize(values, 1.0)
 
 
-@pytest.mark.parametrize("bad", [0.0, -1.0, np.inf, np.nan])
+@pytest.mark.parametrize("bad", [0.0, -1.0, np.inf, np.nan, True, "1", None, [1.0]])
 def test_quantize_refuses_a_global_scale(bad):
-    with pytest.raises(ValueError, match="global_scale"):
+    with pytest.raises(ValueError if type(bad) is float else TypeError, match="global_scale is "):
         nvfp4.quantize(np.zeros(16), bad)
+
+
+@pytest.mark.filterwarnings("error")
+def test_quantize_saturates_under_a_subnormal_global_scale():
+    packed, scales = nvfp4.quantize(np.full(16, -1.0), 1e-320)
+    assert scales.tolist() == [0x7E] and packed.tolist() == [0xFF] * 8
 
 
 def test_quantize_refuses_a_ragged_last_axis():
@@ -198,6 +204,14 @@ def test_quantize_refuses_a_ragged_last_axis():
 def test_scales_of_another_dtype_are_refused():
     with pytest.raises(TypeError, match="float32"):
         nvfp4.decode_e4m3(np.zeros(4, np.float32))
+
+
+def test_codes_of_another_dtype_are_refused():
+    with pytest.raises(TypeError, match="codes: .*float64"):
+        nvfp4.decode_e2m1([1.5])
+    for dtype in (np.float64, np.int64):  # negative integers would count from the end of the table
+        with pytest.raises(TypeError, match=f"packed: .*{np.dtype(dtype).name}"):
+            nvfp4.dequantize(np.full((2, 8), -1, dtype), np.zeros((2, 1), np.uint8))
 
 
 def test_swizzle_matches_an_independent_spelling():
@@ -239,3 +253,9 @@ def test_positions_are_shared_and_so_cannot_be_written():
 def test_swizzle_needs_quads_of_tokens():
     with pytest.raises(ValueError, match="quads"):
         nvfp4.v_scale_positions(6)
+
+
+@pytest.mark.parametrize("reorder", [nvfp4.swizzle_v_scales, nvfp4.unswizzle_v_scales])
+def test_swizzle_needs_tokens_and_groups(reorder):
+    with pytest.raises(ValueError, match=r"\[..., tokens, groups\] is needed, got shape \(1024,\)"):
+        reorder(np.zeros(1024, np.uint8))

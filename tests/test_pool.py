@@ -92,6 +92,11 @@ def test_views_of_a_torch_pool():
         (np.zeros((2, 2, 1, 128, 70), np.uint8), None, ValueError, r"\(2, 2, 1, 128, 70\)"),
         (np.zeros((2, 2, 1, 128, 72), np.uint8), 4, ValueError, "num_kv_heads: 4"),
         (np.zeros(18432, np.uint8), 1, ValueError, "pool"),
+        (np.zeros((2, 18432), np.uint8), 1.5, TypeError, "num_kv_heads is 1.5"),
+        (np.zeros((2, 18432), np.uint8), True, TypeError, "num_kv_heads is True"),
+        (np.zeros((2, 2, 1, 128, 72), np.uint8), "1", TypeError, "num_kv_heads is '1'"),
+        (None, 1, TypeError, "pool: .*NoneType"),
+        ([[0] * 18432], 1, TypeError, "pool: .*list"),
         (np.zeros((2, 36864), np.uint8)[:, ::2], 1, ValueError, "dense"),
         (np.zeros((2, 2, 2, 128, 144), np.uint8)[..., :72], None, ValueError, "dense"),
         (np.zeros((2, 3, 1, 128, 72), np.uint8)[:, ::2], None, ValueError, "dense"),
@@ -110,6 +115,28 @@ def test_slots_follow_the_page_table():
         slot_mapping(table, 0, np.array([5, -1]))
     with pytest.raises(ValueError, match="0..383"):
         slot_mapping(table, 0, np.array([384]))
+    assert slot_mapping(table.tolist(), 0, []).tolist() == []
+    last = slot_mapping(table.astype(np.int32), np.uint8(1), np.array([256], np.uint16))
+    assert last.tolist() == [3 * 128] and last.dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("table", "request_id", "positions", "error", "words"),
+    [
+        ([[7, 2, -1], [5, 0, 3]], 0, [5, 300], ValueError, "request 0 has page -1 at position 300"),
+        ([[7, 2, -1], [5, 0, 3]], 2, [5], ValueError, r"request: must lie in 0..1 .*got 2..2"),
+        ([[7, 2, -1], [5, 0, 3]], -1, [5], ValueError, r"request: must lie in 0..1 .*got -1..-1"),
+        ([[7.0, 2.0]], 0, [5], TypeError, "page_table: .*float64"),
+        ([7, 2], 0, [5], ValueError, r"page_table: .*\(2,\)"),
+        ([[7, 2]], None, [5], TypeError, "request: .*object"),
+        ([[7, 2]], True, [5], TypeError, "request: .*bool"),
+        ([[7, 2]], 0, [0.5], TypeError, "positions: .*float64"),
+        ([[7, 2]], [0, 0, 0], [0, 1], ValueError, r"request and positions: .*\(3,\) and \(2,\)"),
+    ],
+)
+def test_slots_that_no_token_has_are_refused(table, request_id, positions, error, words):
+    with pytest.raises(error, match=words):
+        slot_mapping(np.array(table), request_id, positions)
 
 
 @pytest.fixture
@@ -212,6 +239,12 @@ def test_writer_of_no_tokens_writes_nothing():
         (dict(slots=np.array([0.0, 1.0])), TypeError, "slots"),
         (dict(k_global_scale=0.0), ValueError, "k_global_scale"),
         (dict(v_global_scale=float("nan")), ValueError, "v_global_scale"),
+        (dict(k_global_scale="1"), TypeError, "k_global_scale is '1'"),
+        (dict(v_global_scale=None), TypeError, "v_global_scale is None"),
+        (dict(v_global_scale=True), TypeError, "v_global_scale is True"),
+        (dict(slots=np.array([0, 2**64 - 1], np.uint64)), ValueError, f"slots: {2**64 - 1}"),
+        (dict(views=None), TypeError, "views: .*NoneType"),
+        (dict(views=(1, 2, 3)), TypeError, "views: k, v, k_scale, v_scale"),
     ],
 )
 def test_writer_refuses_and_writes_nothing(change, error, words):
@@ -227,7 +260,29 @@ def test_writer_refuses_and_writes_nothing(change, error, words):
         | change
     )
     with pytest.raises(error, match=words):
-        write_tokens(pool_views(pool, 2), **arguments)
+        write_tokens(**{"views": pool_views(pool, 2), **arguments})
+    assert (pool == 5).all()
+
+
+@pytest.mark.parametrize("name", ["k_scale", "v_scale"])
+@pytest.mark.parametrize("dtype", [np.int8, ml_dtypes.float8_e5m2])
+def test_writer_refuses_other_scales_before_it_writes_codes(name, dtype):
+    pool = empty_pool(4, 2, fill=5)
+    views = pool_views(pool, 2)
+    views = views._replace(**{name: getattr(views, name).view(dtype)})
+    tokens = np.ones((1, 2, 128))
+    with pytest.raises(TypeError, match=f"{name}: .*{np.dtype(dtype).name}"):
+        write_tokens(views, tokens, tokens, np.array([0]), k_global_scale=1.0, v_global_scale=1.0)
+    assert (pool == 5).all()
+
+
+def test_writer_refuses_views_that_share_memory():
+    pool = empty_pool(4, 2, fill=5)
+    views, tokens = pool_views(pool, 2), np.ones((1, 2, 128))
+    for wrong, words in ((views._replace(v=views.k), "v: .*overlaps k"),
+                         (views._replace(v_scale=views.k_scale), "v_scale: .*overlaps k_scale")):  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            write_tokens(wrong, tokens, tokens, np.array([0]), k_global_scale=1.0, v_global_scale=1.0)
     assert (pool == 5).all()
 
 
@@ -254,5 +309,28 @@ def test_writer_refuses_views_it_cannot_write():
 
 @pytest.mark.parametrize(("pages", "heads"), [(0, 1), (1, 0), (-1, 2)])
 def test_empty_pool_refuses_nothing_to_hold(pages, heads):
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(ValueError, match="num_(pages|kv_heads) is (0|-1); accepted are integers from 1"):
         empty_pool(pages, heads)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        (dict(num_pages=1.5, num_kv_heads=1), TypeError, "num_pages is 1.5"),
+        (dict(num_pages=True, num_kv_heads=1), TypeError, "num_pages is True"),
+        (dict(num_pages=2**50, num_kv_heads=1), ValueError, "num_pages is "),
+        (dict(num_pages=1, num_kv_heads=None), TypeError, "num_kv_heads is None"),
+        (dict(num_pages=1, num_kv_heads=2.0), TypeError, "num_kv_heads is 2.0"),
+        (dict(num_pages=1, num_kv_heads=1, fill=256), ValueError, "fill is 256"),
+        (dict(num_pages=1, num_kv_heads=1, fill=None), TypeError, "fill is None"),
+    ],
+)
+def test_empty_pool_refuses_what_is_no_count(arguments, error, words):
+    with pytest.raises(error, match=words):
+        empty_pool(**arguments)
+
+
+def test_page_bytes_refuses_what_is_no_count():
+    with pytest.raises(TypeError, match="num_kv_heads is 1.5"):
+        page_bytes(1.5)
+    assert page_bytes(np.int64(4)) == 73728
