@@ -34,6 +34,16 @@ DTYPE_BYTES = {
     "uint64": 8,
 }
 
+_ACCEPTED = {
+    **dict.fromkeys(("q", "out"), "bfloat16"),
+    **dict.fromkeys(("k", "v"), "uint8"),
+    **dict.fromkeys(("k_scale", "v_scale"), "uint8 or float8_e4m3fn"),
+    **dict.fromkeys(("q2k_indices", "page_table", "seqused_k"), "int32"),
+    "lse": "float32",
+    "workspace_buffer": "uint8, or any other of plain numbers",
+}
+"""What a message names as accepted for an argument of a dtype that none takes."""
+
 _NUMPY_DTYPES = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
@@ -165,7 +175,7 @@ def describe(name: str, value: Any) -> Tensor:
 
 def _check_dtype(name: str, dtype: str) -> str:
     if dtype not in DTYPE_BYTES:
-        raise TypeError(f"{name} has dtype {dtype}, which this operator takes for no argument")
+        raise TypeError(f"{name} has dtype {dtype}; accepted is {_ACCEPTED.get(name, ', '.join(DTYPE_BYTES))}")
     return dtype
 
 

@@ -302,17 +302,17 @@ def _check_pool(tensors: dict[str, Tensor], problem: Problem) -> None:
                 f"whose last two strides are ({inner}, 1)"
             )
         _aligned(tensor, (page, head))
-        _check_disjoint(tensor, ((problem.num_pages, page), (problem.num_kv_heads, head)), PAGE_SIZE * inner)
+        _check_disjoint(tensor, ((problem.num_pages, page), (problem.num_kv_heads, head)), PAGE_SIZE * inner, "page and head")
 
 
-def _check_disjoint(tensor: Tensor, outer: tuple[tuple[int, int], ...], tile_bytes: int) -> None:
-    """Refuse strides by which two (page, head) tiles would share bytes."""
+def _check_disjoint(tensor: Tensor, outer: tuple[tuple[int, int], ...], tile_bytes: int, of: str) -> None:
+    """Refuse strides by which two tiles, one for each index of the outer dimensions, would share bytes."""
     reach = tile_bytes
     for size, stride in sorted(((s, st) for s, st in outer if s > 1), key=lambda pair: pair[1]):
         if stride < reach:
             raise ValueError(
-                f"{tensor.name} has byte strides {tensor.strides}, by which tiles of {tile_bytes} bytes overlap; "
-                f"accepted are page and head strides that keep them apart"
+                f"{tensor.name} has byte strides {tensor.strides}, by which pieces of {tile_bytes} bytes overlap; "
+                f"accepted are {of} strides that keep them apart"
             )
         reach = stride * (size - 1) + reach
 
@@ -354,7 +354,7 @@ def _output(
     row, head = tensor.canonical_strides()[:2]
     inner = HEAD_DIM * tensor.element_bytes if dtype == "bfloat16" else tensor.element_bytes
     if tensor.elements:
-        _check_disjoint(tensor, ((shape[0], row), (shape[1], head)), inner)
+        _check_disjoint(tensor, ((shape[0], row), (shape[1], head)), inner, "row and head")
     return tensor
 
 

@@ -67,6 +67,12 @@ REFUSALS = {
     "q misaligned base": ("q", lambda a: np.zeros(ROWS * 8 * 128 + 1, BF16)[1:].reshape(ROWS, 8, 128), ValueError, "16"),
     "q negative stride": ("q", lambda a: a["q"][::-1], ValueError, "negative"),
     "k int8": ("k", lambda a: a["k"].view(np.int8), TypeError, "uint8"),
+    "k complex": ("k", lambda a: a["k"].astype(np.complex64), TypeError, "accepted is uint8"),
+    "k_scale bool": ("k_scale", lambda a: a["k_scale"] > 0, TypeError, "accepted is uint8 or float8_e4m3fn"),
+    "seqused_k objects": ("seqused_k", lambda a: a["seqused_k"].astype(object), TypeError, "accepted is int32"),
+    "lse overlapping rows": (
+        "lse", lambda a: strided(np.zeros((ROWS, 8), np.float32), (4, 4)), ValueError, "row and head strides",
+    ),
     "k three-dimensional": ("k", lambda a: a["k"][0], ValueError, "[num_pages, num_kv_heads, 128, 64]"),
     "k unpacked": ("k", lambda a: np.zeros((PAGES, HKV, 128, 128), np.uint8), ValueError, "64"),
     "k page size 64": ("k", lambda a: a["k"][:, :, :64], ValueError, "128"),
