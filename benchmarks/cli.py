@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
@@ -61,7 +61,7 @@ _QUICK_SAMPLES = 30
     "--json",
     "as_json",
     is_flag=True,
-    help="Print the results as JSON instead of a table; write no files unless --output.",
+    help="Print results, or the list, as JSON instead of a table; write no files unless --output.",
 )
 @click.option("--list", "listing", is_flag=True, help="List rows and peers, and exit; needs no GPU.")
 def command(
@@ -82,7 +82,7 @@ def command(
     such as no GPU.
     """
     if listing:
-        _list()
+        _list(as_json)
         return
     rows = find(row_names) if row_names is not None else find(",".join(QUICK_ROWS)) if quick else ROWS
     plan = Plan(
@@ -196,15 +196,18 @@ def _spelled(plan: Plan) -> str:
     return " ".join(words)
 
 
-def _list() -> None:
+def _list(as_json: bool) -> None:
+    if as_json:
+        rows = [asdict(row) | {"items": row.items, "num_q_heads": row.num_q_heads} for row in ROWS]
+        click.echo(json.dumps({"rows": rows, "peers": list(peers.ARRAYS)}))
+        return
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title="Rows", title_justify="left")
-    for heading in ("row", "kind", "items", "batch", "context", "seqlen_q", "heads", "B200 us"):
-        table.add_column(
-            heading, justify="left" if heading in ("row", "kind") else "right", no_wrap=heading == "row"
-        )
+    # Without rules it fits 80 columns, where rich would cut cells short.
+    table = Table(title="Rows", title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in ("row", "kind", "items", "batch", "context", "seqlen_q", "heads", "B200\nus"):
+        table.add_column(heading, justify="left" if heading in ("row", "kind") else "right", no_wrap=True)
     for row in ROWS:
         context = f"up to {row.kv_tokens:,}" if row.ragged else f"{row.kv_tokens:,}"
         table.add_row(
@@ -219,4 +222,5 @@ def _list() -> None:
         )
     console = Console(highlight=False)
     console.print(table)
+    console.print("B200 us: published time of the reference program")
     console.print(f"Peers: {', '.join(peers.ARRAYS)}")

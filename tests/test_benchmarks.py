@@ -547,6 +547,11 @@ def test_rows_are_listed_without_a_gpu():
     listed = invoke("--list")
     assert listed.exit_code == 0
     assert all(row.name in listed.output for row in ROWS) and "flashinfer" in listed.output
+    assert "\u2026" not in listed.output and max(map(len, listed.output.splitlines())) <= 80, "cells are cut short"
+    for what in ("bandwidth", "1,048,576", "up to 65,536", "seqlen_q", "published"):
+        assert what in listed.output
+    found = json.loads(invoke("--list", "--json").stdout)
+    assert [row["name"] for row in found["rows"]] == [row.name for row in ROWS] and "flashinfer" in found["peers"]
 
 
 def test_without_a_gpu_bench_says_so_in_one_line(monkeypatch):
