@@ -104,7 +104,7 @@ _SPLITS = click.option("--splits", type=int, default=None, help="CTAs for each w
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 
 
-@main.command()
+@main.command(short_help="Decode one step on the best device here, and check it.")
 @click.option("--batch", type=int, default=4, show_default=True, help="Requests.")
 @click.option("--tokens", type=int, default=4096, show_default=True, help="Longest context; the shortest is half.")
 @click.option("--q-heads", type=int, default=64, show_default=True)
@@ -154,6 +154,8 @@ def demo(
     if emulate and not emulator_missing:
         problem = build_case(**SMALL_CASE, seed=seed)
         text = "Running the Blackwell kernel in the emulator (the first run compiles the emulator: about a minute)"
+        if not (as_json or sys.stderr.isatty()):
+            click.echo(f"{text} ...", err=True)
         small = _facts(problem, _decode(problem, "emulated", "numpy", None, quiet=as_json, text=text), check=True, quiet=as_json)
         facts["emulated"] = small
         if not as_json:
@@ -219,7 +221,7 @@ def decode(
         sys.exit(1)
 
 
-@main.command()
+@main.command(short_help="Say what is installed and which programs run here.")
 @_JSON
 def doctor(as_json: bool) -> None:
     """Say what is installed, which GPUs are visible and which programs each can run."""
@@ -230,26 +232,32 @@ def doctor(as_json: bool) -> None:
         click.echo(json.dumps(found.as_dict(), indent=2))
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     console = Console(highlight=False)
     table = Table(title="Installed", title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(overflow="fold")  # a path cut short is none
+    table.add_column()
     table.add_row("Python", found.python, found.system)
     for package in found.packages:
         missing = "[red]missing[/]" if package.required else "[dim]not installed[/]"
         table.add_row(package.name, package.version or missing, package.purpose)
     table.add_row("NVRTC", found.nvrtc or "[red]cannot be loaded[/]", "compiler library")
     table.add_row("driver", f"CUDA {found.driver}" if found.driver else "[yellow]none[/]", "NVIDIA driver")
-    table.add_row("program cache", found.cache, "compiled kernels")
+    table.add_row("program cache", escape(found.cache), "compiled kernels")
     console.print(table)
     programs = Table(title="Programs", title_justify="left")
     for heading in ("device", "backend", "state"):
         programs.add_column(heading)
     for gpu in found.gpus:
-        for backend, state in gpu.programs.items() or [("", "[red]unusable[/]")]:
-            programs.add_row(gpu.description, backend, f"[green]{state}[/]" if state == "runs" else state)
-    for backend in found.host_programs:
-        programs.add_row("host CPU", backend, "[green]runs[/]")
+        for backend, state in gpu.programs.items():
+            programs.add_row(gpu.description, backend, "[green]runs[/]" if state == "runs" else escape(state))
+        if not gpu.programs:
+            programs.add_row(escape(gpu.description), "", "[red]unusable[/]")
+    for backend, state in found.host_programs.items():
+        programs.add_row("host CPU", backend, "[green]runs[/]" if state == "runs" else escape(state))
     console.print(programs)
     for line in found.advice:
         console.print(f"- {line}", markup=False, soft_wrap=True)

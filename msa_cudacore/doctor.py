@@ -57,7 +57,8 @@ class Diagnosis:
     driver: str | None
     """CUDA version of the driver, or None where there is none."""
     gpus: tuple[Gpu, ...]
-    host_programs: tuple[str, ...]
+    host_programs: dict[str, str]
+    """As `Gpu.programs`, for host arrays."""
     cache: str
     advice: tuple[str, ...] = field(default=())
 
@@ -79,7 +80,7 @@ def diagnose() -> Diagnosis:
         nvrtc=nvrtc,
         driver=".".join(map(str, driver)) if driver else None,
         gpus=gpus,
-        host_programs=tuple(program.backend for program in PROGRAMS if program.place == "cpu"),
+        host_programs=_programs("cpu", None),
         cache=cache,
         advice=tuple(_advice(packages, nvrtc_problem, driver, gpus, cache_problem)),
     )
@@ -173,8 +174,11 @@ def _gpu(ordinal: int) -> Gpu:
         facts = device_module.facts(ordinal)
     except device_module.DriverUnavailable as error:
         return Gpu(ordinal, f"cuda:{ordinal} cannot be used ({error})", {})
-    programs = {p.backend: p.refusal(facts) or "runs" for p in PROGRAMS if p.place == "cuda"}
-    return Gpu(ordinal, str(facts), programs)
+    return Gpu(ordinal, str(facts), _programs("cuda", facts))
+
+
+def _programs(place: str, facts: device_module.DeviceFacts | None) -> dict[str, str]:
+    return {program.backend: program.refusal(facts) or "runs" for program in PROGRAMS if program.place == place}
 
 
 def _cache() -> tuple[str, str | None]:

@@ -105,4 +105,4 @@ def select(backend: str, place: str, ordinal: int) -> tuple[Program, DeviceFacts
         if refusal is None:
             return program, device
         refusals.append(f"{program.backend}: {refusal}")
-    raise RuntimeError(f"backend {backend!r} cannot run on {device}: {'; '.join(refusals)}")
+    raise RuntimeError(f"backend {backend!r} cannot run on {device or 'the host'}: {'; '.join(refusals)}")

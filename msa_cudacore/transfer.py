@@ -5,6 +5,7 @@ Each library is imported when it is asked for, never before.
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import ml_dtypes
@@ -88,6 +89,13 @@ def _root(array: np.ndarray) -> np.ndarray:
     return array
 
 
+def _framework(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(f"{name} cannot be imported ({error}): pip install 'msa-cudacore[{name}]'") from error
+
+
 class _NumpyCarrier:
     def __init__(self, device: Any) -> None:
         if device not in (None, "cpu"):
@@ -104,9 +112,7 @@ class _NumpyCarrier:
 
 class _TorchCarrier:
     def __init__(self, device: Any) -> None:
-        import torch
-
-        self.torch = torch
+        self.torch = torch = _framework("torch")
         self.device = torch.device("cuda" if device is None else device)
         if self.device.type == "cuda" and not torch.cuda.is_available():
             raise RuntimeError(f"torch {torch.__version__} sees no CUDA device")
@@ -125,9 +131,7 @@ class _TorchCarrier:
 
 class _CupyCarrier:
     def __init__(self, device: Any) -> None:
-        import cupy
-
-        self.cupy = cupy
+        self.cupy = cupy = _framework("cupy")
         self.device = cupy.cuda.Device(device)
 
     def upload(self, data: np.ndarray, phase: int) -> Any:

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from msa_cudacore.launch import device
 
-from msa_cudacore import cli, doctor
+from msa_cudacore import cli, doctor, emulated
 from msa_cudacore.cases import random_case
 from msa_cudacore.demo import build_case, decode_case
 from msa_cudacore.reference import compare
@@ -183,7 +183,7 @@ def test_a_gpu_program_without_a_gpu_is_one_line(monkeypatch):
 
 def test_missing_framework_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert "torch" in error_of("demo", *SMALL, "--framework", "torch")
+    assert "pip install 'msa-cudacore[torch]'" in error_of("demo", *SMALL, "--framework", "torch")
 
 
 def test_usage_errors_are_one_line():
@@ -191,6 +191,20 @@ def test_usage_errors_are_one_line():
     assert "'many' is not a valid integer. See 'main demo --help'." in error_of("demo", "--batch", "many")
     assert "No such command 'unknown'. See 'main --help'." in error_of("unknown")
     assert "No such option" in error_of("--unknown")
+
+
+def test_commands_are_listed_in_one_whole_line_each():
+    listed = run("--help").output.split("Commands:")[1].strip().splitlines()
+    assert len(listed) == len(cli._LAZY) + 3 and not any(line.endswith("...") for line in listed)
+
+
+@pytest.mark.filterwarnings("error")
+def test_infinite_queries_are_checked_in_silence(saved, tmp_path):
+    arrays = dict(np.load(saved[0]))
+    arrays["q"] = np.full(arrays["q"].shape, 1e300)
+    np.savez(tmp_path / "infinite.npz", **arrays)
+    done = run("decode", "--input", str(tmp_path / "infinite.npz"), "--output", str(tmp_path / "out.npz"), "--check")
+    assert done.exit_code == 0 and done.stderr == ""
 
 
 def test_without_a_command_the_help_is_shown():
@@ -313,6 +327,24 @@ def test_doctor_says_which_programs_run(monkeypatch):
 )
 def test_doctor_advises(monkeypatch, given, advice):
     assert any(advice in line for line in diagnose_with(monkeypatch, **given).advice)
+
+
+def test_doctor_says_that_the_emulator_needs_numba(monkeypatch):
+    monkeypatch.setattr(emulated.importlib.util, "find_spec", lambda name: None)
+    assert "numba" in doctor.diagnose().host_programs["emulated"]
+    printed = " ".join(run("doctor").stdout.split())
+    assert "emulated │ needs numba (pip install 'msa-cudacore[emulator]')" in printed
+    message = error_of("demo", *SMALL, "--backend", "emulated", "--framework", "numpy")
+    assert "backend 'emulated' cannot run on the host: emulated: needs numba" in message
+
+
+def test_doctor_cuts_no_path_short(monkeypatch, tmp_path):
+    from msa_cudacore.launch.compile import CACHE_VARIABLE
+
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / ("[a]" + "programs" * 12)))
+    printed = run("doctor").stdout
+    second = [line.split("│")[2].strip() for line in printed.splitlines() if line.count("│") == 4]
+    assert "\u2026" not in printed and doctor.diagnose().cache in "".join(second)
 
 
 def test_doctor_notices_a_cache_that_cannot_be_written(monkeypatch, tmp_path):
