@@ -112,6 +112,10 @@ class MSANvfp4DecodeRunner:
         """The sizes of the step."""
         return self._call.problem
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # A copy would return arrays of its own while its launches wrote those of the original.
+        raise TypeError("a runner is bound to memory and cannot be copied or pickled; prepare another")
+
     def __repr__(self) -> str:
         problem = self._call.problem
         return (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
 import subprocess
 import sys
 
@@ -289,6 +291,13 @@ def test_bfloat16_bits_as_uint16_give_uint16_back():
     out = prepare(**arguments, bf16_as_uint16=True)()
     assert out.dtype == np.uint16
     np.testing.assert_array_equal(out, expected.view(np.uint16))
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_runner_is_not_copied(duplicate):
+    """A deep copy would return an `out` of its own, which its launches never write."""
+    with pytest.raises(TypeError, match="prepare another"):
+        duplicate(prepare(**legal()))
 
 
 def test_empty_batch_and_empty_pool_are_legal():

@@ -32,6 +32,22 @@ def test_torch_example_runs():
     assert scope["lse"].exp().mean(dim=1).round().tolist() == [100.0, 128.0]
 
 
+def test_a_runner_with_compile_disabled_serves_compiled_code():
+    """As the limits say. The example's arrays are zero, so its values are set here: 1.0 everywhere."""
+    torch = pytest.importorskip("torch")
+    assert "torch.compiler.disable(runner)" in README
+    (example,) = [block for block in blocks("python") if "import torch" in block]
+    scope: dict = {}
+    exec(compile(example, "README.md", "exec"), scope)
+    scope["pool"].fill_(0x22)
+    for scales in (scope["views"].k_scale, scope["views"].v_scale):
+        scales.fill_(0x38)
+    launch = torch.compiler.disable(scope["runner"])
+    compiled = torch.compile(lambda addend: launch() + addend, backend="eager")
+    for addend in (1.0, 2.0):
+        assert (compiled(torch.tensor(addend, device=scope["device"])) == 1 + addend).all()
+
+
 @pytest.mark.gpu
 def test_cupy_example_runs():
     pytest.importorskip("cupy")
