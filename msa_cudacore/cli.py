@@ -54,6 +54,10 @@ class Commands(click.Group):
         try:
             with _usage_in_one_line():
                 return super().invoke(ctx)
+        except click.ClickException as error:
+            # click's own is 1, which here tells of a result; a command that fails a check exits by itself.
+            error.exit_code = 2
+            raise
         except (ValueError, TypeError, OSError, ImportError, RuntimeError, MemoryError, OverflowError) as error:
             if ctx.params.get("debug") or isinstance(error, click.exceptions.Exit):
                 raise

@@ -261,6 +261,19 @@ def test_help_imports_nothing_heavy():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [([], "args: 0 given"), (["--grid", "0", "null"], "grid=(0,)"), (["--entry", "other", "null"], "name='other'")],
+)
+def test_emulate_tells_an_error_from_a_failed_check_by_the_exit_code(tmp_path, arguments, words):
+    pytest.importorskip("numba")
+    kernel = tmp_path / "kernel.ptx"
+    kernel.write_text(
+        ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry kernel(.param .u64 p)\n{\nret;\n}\n"
+    )
+    assert words in error_of("emulate", str(kernel), *arguments)
+
+
 def test_a_lazy_command_without_its_extra_says_what_to_install(monkeypatch):
     monkeypatch.setitem(cli._LAZY, "emulate", ("a_package_that_is_absent", "command", "Help.", "emulator"))
     assert "pip install 'msa-cudacore[emulator]'" in error_of("emulate")
