@@ -54,6 +54,9 @@ class Commands(click.Group):
         try:
             with _usage_in_one_line():
                 return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("Interrupted.", err=True)
+            sys.exit(130)  # as shells have it; click's own is 1
         except click.ClickException as error:
             # click's own is 1, which here tells of a result; a command that fails a check exits by itself.
             error.exit_code = 2
@@ -76,7 +79,7 @@ def _usage_in_one_line():
         raise
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "msa-cudacore"
-        raise _failure(f"{error.format_message()} See '{command} --help'.") from error
+        raise _failure(f"{error.format_message().rstrip('.')}. See '{command} --help'.") from error
 
 
 def _failure(message: str) -> click.ClickException:

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from msa_cudacore.launch import device
 
 from msa_cudacore import cli, doctor, emulated
+from msa_cudacore import demo as demo_module
 from msa_cudacore.cases import random_case
 from msa_cudacore.demo import build_case, decode_case
 from msa_cudacore.reference import compare
@@ -191,6 +192,16 @@ def test_usage_errors_are_one_line():
     assert "'many' is not a valid integer. See 'main demo --help'." in error_of("demo", "--batch", "many")
     assert "No such command 'unknown'. See 'main --help'." in error_of("unknown")
     assert "No such option" in error_of("--unknown")
+    assert "'--input'. See" in error_of("decode")
+
+
+def test_an_interrupt_is_no_failed_check(monkeypatch):
+    def interrupted(*arguments, **keywords):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo_module, "build_case", interrupted)
+    done = run("demo", *SMALL)
+    assert done.exit_code == 130 and done.stderr == "Interrupted.\n"
 
 
 def test_commands_are_listed_in_one_whole_line_each():
