@@ -283,6 +283,8 @@ def test_emulate_tells_an_error_from_a_failed_check_by_the_exit_code(tmp_path, a
         ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry kernel(.param .u64 p)\n{\nret;\n}\n"
     )
     assert words in error_of("emulate", str(kernel), *arguments)
+    kernel.write_text("")
+    assert "the module has no kernel. See 'main emulate --help'." in error_of("emulate", str(kernel))
 
 
 def test_a_lazy_command_without_its_extra_says_what_to_install(monkeypatch):
