@@ -14,7 +14,8 @@ __all__ = ["check_integer", "check_positive"]
 def check_integer(name: str, value: Any, low: int, high: int) -> int:
     """Return an integer argument in [low, high]; raises TypeError or ValueError naming it."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{name} is {value!r} ({type(value).__name__}); accepted are integers from {low} to {high}")
+        given = f"{value!r} ({type(value).__name__})"
+        raise TypeError(f"{name} is {given}; accepted are integers from {low} to {high}")
     if not low <= value <= high:
         raise ValueError(f"{name} is {value}; accepted are integers from {low} to {high}")
     return int(value)
@@ -25,7 +26,8 @@ def check_positive(name: str, value: Any) -> float:
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
         if hasattr(value, "__dlpack__"):
             hint = f"a tensor would need a synchronisation here, so pass float({name})"
-            raise TypeError(f"{name} is a {type(value).__name__}; accepted are positive finite floats; {hint}")
+            kind = type(value).__name__
+            raise TypeError(f"{name} is a {kind}; accepted are positive finite floats; {hint}")
         raise TypeError(f"{name} is {value!r} ({type(value).__name__}); accepted are positive finite floats")
     try:
         number = float(value)

@@ -143,8 +143,8 @@ def slot_mapping(page_table: np.ndarray, request: np.ndarray | int, positions: n
     TypeError
         An argument is not of integers.
     ValueError
-        A request or a position lies beyond the page table, or a position on a page that its request does not have: the
-        entry is negative, and a token written there would be lost, since a negative slot is skipped.
+        A request or a position lies beyond the page table, or a position on a page that its request does not
+        have: the entry is negative, and a token written there would be lost, since a negative slot is skipped.
     """
     page_table, request, positions = np.asarray(page_table), np.asarray(request), np.asarray(positions)
     if page_table.ndim != 2:
@@ -161,8 +161,8 @@ def slot_mapping(page_table: np.ndarray, request: np.ndarray | int, positions: n
         return np.empty(positions.shape, np.int64)
     if request.min() < 0 or request.max() >= page_table.shape[0]:
         raise ValueError(
-            f"request: must lie in 0..{page_table.shape[0] - 1} for a page table of {page_table.shape[0]} rows, got "
-            f"{request.min()}..{request.max()}"
+            f"request: must lie in 0..{page_table.shape[0] - 1} for a page table of {page_table.shape[0]} rows, "
+            f"got {request.min()}..{request.max()}"
         )
     if positions.min() < 0 or positions.max() >= page_table.shape[1] * PAGE_SIZE:
         raise ValueError(
@@ -230,7 +230,8 @@ def write_tokens(
     check_positive("v_global_scale", v_global_scale)
     live = slots >= 0
     chosen = slots[live]
-    if chosen.size and chosen.max() >= num_pages * PAGE_SIZE:  # as they came: a huge uint64 turns negative in int64
+    # Compared as they came: a huge uint64 turns negative in int64.
+    if chosen.size and chosen.max() >= num_pages * PAGE_SIZE:
         size = f"{num_pages} pages ({num_pages * PAGE_SIZE} slots)"
         raise ValueError(f"slots: {chosen.max()} lies outside the pool of {size}")
     chosen = chosen.astype(np.int64)
