@@ -207,6 +207,9 @@ class Report:
         )
 
 
+_FP32_ROUNDOFF = 2.0**-24
+
+
 def compare(
     out: np.ndarray,
     lse: np.ndarray,
@@ -221,7 +224,9 @@ def compare(
 
     The bars: every element within ``atol + rtol * |exact|``; for each (row, query head) a relative L2 error of at most
     ``ratio`` times :func:`rounding_floor`; NaN, +inf and -inf exactly where the oracle has them. A row whose exact values
-    are all bf16 numbers has a floor of zero and must therefore be met exactly.
+    are all bf16 numbers has a floor of zero and must therefore be met exactly. A floor above zero counts as 2^-24, FP32's
+    unit roundoff, at least: where one key outweighs the others by 2^80 and its value is zero, the exact result holds
+    their 2^-80 to eight bits, which no sum of FP32 weights can.
     """
     out, lse = np.asarray(out).astype(np.float64), np.asarray(lse).astype(np.float64)
     exact_out, exact_lse = np.asarray(exact_out, np.float64), np.asarray(exact_lse, np.float64)
@@ -235,6 +240,7 @@ def compare(
     finite, known = np.isfinite(exact_out).all(axis=-1), np.isfinite(exact_lse)
     error = np.where(finite, relative_error(out, exact_out), 0.0)
     floor = np.where(finite, rounding_floor(exact_out), 0.0)
+    floor = np.where(floor > 0.0, np.maximum(floor, _FP32_ROUNDOFF), floor)
     error = np.where(np.isnan(error), np.inf, error)
     with np.errstate(invalid="ignore", divide="ignore"):
         ratios = np.where(error == 0, 0.0, error / floor)

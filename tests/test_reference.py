@@ -262,6 +262,25 @@ def test_a_row_over_its_floor_is_named(measured):
     assert compare(out, lse, exact, lse, ratio=10.0)
 
 
+def test_what_no_fp32_weight_holds_is_not_asked_for(measured):
+    """One key outweighs the others by 2^80, and half of its value is zero: there the exact row is theirs alone."""
+    exact, lse = measured
+    exact[1, 2, :64] = 1.0
+    exact[1, 2, 64:] = 2.0**-80 * 1.23456789
+    out = round_to_bf16(exact).astype(np.float64)
+    out[1, 2, 64:] = 0.0
+    assert compare(out, lse, exact, lse)
+    out[1, 2, 64] = 2.0**-20
+    assert compare(out, lse, exact, lse).worst_row == (1, 2) and not compare(out, lse, exact, lse)
+
+    # A row of bf16 numbers is still to be met exactly.
+    exact[1, 2, 64:] = 0.0
+    out = round_to_bf16(exact).astype(np.float64)
+    assert compare(out, lse, exact, lse)
+    out[1, 2, 64] = 2.0**-80
+    assert not compare(out, lse, exact, lse)
+
+
 def test_one_element_out_of_bounds_is_named(measured):
     exact, lse = measured
     out = exact.copy()
