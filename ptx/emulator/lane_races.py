@@ -59,6 +59,9 @@ def lanes_learn(G, slot, mask):
             for j in range(32):
                 if i != j:
                     store64(clock_of(G, slot, i, j), load64(clock_of(G, slot, j, j)))
+    # What a lane does from here on is news to them.
+    for j in range(32):
+        store64(clock_of(G, slot, j, j), load64(clock_of(G, slot, j, j)) + U1)
 
 
 @unit("void", "I1 i i i")
