@@ -69,8 +69,8 @@ def explain(machine, code: int, address: int, aux: int, aux2: int, size: int) ->
         what = "read" if aux2 else "wrote"
         # Cells of lanes hold clocks of their own: of them only lane and place are told.
         return (f"shared memory at {address:#x}: lane {cell & 31} of the same warp {what} it"
-                f"{describe_place(machine, cell)}, and no instruction that both lanes execute together came in "
-                f"between"), address
+                f"{describe_place(machine, cell)}, and no instruction that both lanes execute together came "
+                f"in between"), address
     if code == L.F_READ_ONLY:
         return f"write to read-only memory at {address:#x}: {machine.memory.describe(address)}", address
     if code == L.F_DIVERGED:
