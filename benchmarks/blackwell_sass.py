@@ -4,8 +4,8 @@
 
 The unsplit program is compiled for sm_100a, and the loop over pages of each role is found by an instruction
 that only this role has. Counted is the common path of an item of 16 full pages: waits that succeed at once,
-no move of the origins, no negative K scale. What a role does once an item is divided by 16. An instruction
-counts once a warp that executes it.
+origins set at the first page and not moved later, no negative K scale. What a role does once an item is
+divided by 16. An instruction counts once a warp that executes it.
 """
 
 from __future__ import annotations
@@ -60,11 +60,14 @@ class Role:
     """A block that is jumped over on the common path when it has such an instruction."""
     pages: int
     """Pages of one trip of the loop; 0 for roles that work once an item."""
+    once: str | None = None
+    """A rare block with such an instruction runs once an item, its own blocks with `never` left out."""
+    never: str = "$^"
 
 
 ROLES = (
     Role("values", 4, r"LDSM", r"CALL|BAR\.SYNC", 2),
-    Role("softmax", 4, r"BAR\.RED", r"BAR\.SYNC|FSEL .*-INF", 2),
+    Role("softmax", 4, r"BAR\.RED", r"BAR\.SYNC|FSEL .*-INF", 2, once=r"BAR\.SYNC", never=r"LDTM"),
     Role("edge", 4, r"F2FP.SATFINITE.E2M1", r"CALL|WARPSYNC.COLLECTIVE", 0),
     Role("MMA", 1, r"UTC[OH]MMA", r"CALL", 2),
     Role("K scales", 1, r"LOP3.*0x80808080", r"CALL", 1),
@@ -153,13 +156,22 @@ def walk(
     return path
 
 
+def rare_block(code: list[Instruction], first: int, last: int, role: Role) -> list[Instruction]:
+    """What one run of the first block with `role.once` executes."""
+    for at in range(first, last + 1):
+        target = code[at].target
+        if target is not None and at < target <= last and has(code, at + 1, target - 1, role.once):
+            return walk(code, at + 1, target, role.never)[:-1]
+    raise ValueError(f"{role.name}: no block with {role.once}")
+
+
 @dataclass(frozen=True)
 class Count:
     role: Role
     loop: Counter[str]
     """Of one trip of the loop, by kind."""
     item: int
-    """Once an item, around the loop over pages."""
+    """Once an item, most of it around the loop over pages."""
 
     @property
     def a_page(self) -> float:
@@ -185,6 +197,8 @@ def count_role(code: list[Instruction], role: Role) -> Count:
     item = 0
     if role.pages:
         item = len(walk(code, *around[-1], f"{role.rare}|{role.marker}", inner))
+    if role.once:
+        item += len(rare_block(code, *inner, role))
     return Count(role, Counter(map(kind_of, path)), item)
 
 

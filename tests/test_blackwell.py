@@ -10,11 +10,12 @@ import itertools
 import sys
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pytest
 
-from msa_cudacore import emulated, prepare_msa_nvfp4_sparse_decode
+from msa_cudacore import blackwell, emulated, prepare_msa_nvfp4_sparse_decode
 from msa_cudacore.blackwell import SPLITS, Configuration, choose_configuration
 from msa_cudacore.cases import BF16, Case, random_case
 from msa_cudacore.contract import Call, validate
@@ -149,8 +150,6 @@ def test_origins_move_with_the_scores(sizes, splits, rng):
 
 def test_without_moving_origins_the_weights_would_overflow(rng, monkeypatch):
     """The test above reaches the code it is meant for."""
-    from msa_cudacore import blackwell
-
     text = blackwell.source(Configuration(1, 4, True, 1, 0).constants)
     mutated = text.replace("!(largest(y) <= state.limit)", "state.limit < ORIGIN_MARGIN")
     assert mutated != text
@@ -321,14 +320,52 @@ SYNCHRONISATION = {
 
 @pytest.mark.parametrize("line", SYNCHRONISATION)
 def test_leaving_out_a_synchronisation_is_noticed(line, rng, monkeypatch):
-    from msa_cudacore import blackwell
-
     text = blackwell.source(Configuration(1, 4, True, 1, 0).constants)
     original, replacement = SYNCHRONISATION[line]
     assert text.count(original) == 1, f"{line}: stands {text.count(original)} times in the source"
     case = scaled_pages(rng, [0.25] * 6)
     result = broken(text.replace(original, replacement), case, monkeypatch)
     assert not isinstance(result, Report) or not result, "nothing noticed"
+
+
+def negative_scales(case: Case, rng: np.random.Generator) -> Case:
+    """Half of the K scales negative, as no cache writer makes them."""
+    signs = rng.integers(0, 2, case.k_scale.shape, dtype=np.uint8) << 7
+    return replace(case, k_scale=(case.k_scale.view(np.uint8) | signs).view(case.k_scale.dtype))
+
+
+# Exchanges between lanes of one warp: (text, replacement).
+LANE_EXCHANGES = {
+    "factors of the output": ("factors[lane] = factor;\n  }\n  __syncwarp();", "factors[lane] = factor;\n  }"),
+    "K scales change places": ("overwritten below.\n    __syncwarp();", "overwritten below."),
+}
+
+
+@pytest.mark.parametrize("program", every_program())
+def test_lanes_of_a_warp_exchange_data_only_behind_a_common_instruction(program, rng, monkeypatch):
+    from msa_cudacore.ptx import emulator
+
+    kv_heads, configuration = every_program()[program]
+    case = negative_scales(schedule_case(rng, kv_heads), rng)
+    monkeypatch.setattr(emulated, "launch", partial(emulated.launch, checks=emulator.Checks(warp_races=True)))
+    for schedule, seed in SCHEDULES[1:3]:
+        check(case, Run(schedule=schedule, seed=seed), configuration)
+
+
+@pytest.mark.parametrize("line", LANE_EXCHANGES)
+def test_lanes_of_a_warp_that_do_not_wait_for_each_other_are_noticed(line, rng, monkeypatch):
+    from msa_cudacore.ptx import emulator
+    from msa_cudacore.ptx.nvrtc import compile_ptx
+
+    configuration = Configuration(1, 4, True, 1, 0)
+    text = blackwell.source(configuration.constants)
+    assert text.count(LANE_EXCHANGES[line][0]) == 1
+    module = emulator.load(compile_ptx(text.replace(*LANE_EXCHANGES[line]), emulated.ARCHITECTURE))
+    case = negative_scales(schedule_case(rng, 1), rng)
+    call = validate(**case.arguments(), out=None, lse=None, bf16_as_uint16=False)
+    monkeypatch.setattr(emulated, "_module", lambda constants: module)
+    with pytest.raises(emulator.Fault, match="no instruction that both lanes execute together"):
+        emulated.launch(call, configuration, schedule="eager", checks=emulator.Checks(warp_races=True))
 
 
 def sweep(problems: int, schedules: int, seed: int) -> None:

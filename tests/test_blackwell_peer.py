@@ -41,15 +41,6 @@ def peer_harness():
     return module
 
 
-def wavefronts(report) -> int:
-    """Of all threads. An ldmatrix, whose rows the report does not look at, reads four 8x8 matrices of 128
-    bytes: four, if its rows lie in different banks, as the 128B swizzle makes them."""
-    counted = report.shared_wavefronts
-    return counted + sum(
-        4 * line.warps for line in report.lines if line.text.startswith("ldmatrix") and not line.wavefronts
-    )
-
-
 def test_fewer_shared_memory_cycles_and_a_smaller_error(rng, monkeypatch):
     from msa_cudacore.ptx.emulator.module import Module
 
@@ -75,7 +66,7 @@ def test_fewer_shared_memory_cycles_and_a_smaller_error(rng, monkeypatch):
     cycles = {}
     for name, report, engines in (("ours", ours, OUR_ENGINES), ("FlashInfer", peer, PEER_ENGINES)):
         groups = np.reshape(report.by_warp, (-1, 4)).sum(axis=1) / 16
-        threads = wavefronts(report) / 16
+        threads = report.shared_wavefronts / 16
         cycles[name] = threads + engines
         print(
             f"{name}: {report.warp_instructions / 16:.0f} PTX instructions a page, "
@@ -84,7 +75,7 @@ def test_fewer_shared_memory_cycles_and_a_smaller_error(rng, monkeypatch):
             f"{cycles[name]:.0f} shared-memory cycles"
         )
     assert cycles["ours"] <= 0.58 * cycles["FlashInfer"]
-    assert wavefronts(ours) <= 0.37 * wavefronts(peer)
+    assert ours.shared_wavefronts <= 0.37 * peer.shared_wavefronts
     ours_report = compare(call.out.owner, call.lse.owner, *case.exact())
     assert ours_report, ours_report
     assert ours_report.worst_ratio < compare(peer_out, peer_lse, *case.exact(), ratio=10).worst_ratio

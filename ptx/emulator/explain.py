@@ -9,8 +9,7 @@ from .places import not_started
 
 def describe_cell(machine, cell: int) -> str:
     """Who made the access recorded in a shadow cell."""
-    slot, pc = (cell >> 24) & 0xFFF, (cell >> 5) & 0x7FFFF
-    instruction = machine.decoded.instructions[pc] if pc < len(machine.decoded.instructions) else None
+    slot = (cell >> 24) & 0xFFF
     if slot < machine.warp_slots:
         cta = machine.ctas.get(slot // machine.warps_per_cta)
         warp = slot % machine.warps_per_cta
@@ -20,8 +19,14 @@ def describe_cell(machine, cell: int) -> str:
         who = machine.copies.describe(slot)
     else:
         who = machine.labels.get(slot, "asynchronous work")
-    where = f" at PTX line {instruction.line}: {instruction.text}" if instruction is not None else ""
-    return f"access by {who}{where}"
+    return f"access by {who}{describe_place(machine, cell)}"
+
+
+def describe_place(machine, cell: int) -> str:
+    """The instruction of the access recorded in a shadow cell."""
+    pc = (cell >> 5) & 0x7FFFF
+    instruction = machine.decoded.instructions[pc] if pc < len(machine.decoded.instructions) else None
+    return f" at PTX line {instruction.line}: {instruction.text}" if instruction is not None else ""
 
 
 def loop_fault(machine) -> Fault:
@@ -62,8 +67,10 @@ def explain(machine, code: int, address: int, aux: int, aux2: int, size: int) ->
     if code == L.F_WARP_RACE:
         cell = aux & 0xFFFFFFFFFFFFFFFF
         what = "read" if aux2 else "wrote"
-        return (f"shared memory at {address:#x}: lane {cell & 31} of the same warp {what} it, and no instruction "
-                f"that both lanes execute together came in between: {describe_cell(machine, cell)}"), address
+        # Cells of lanes hold clocks of their own: of them only lane and place are told.
+        return (f"shared memory at {address:#x}: lane {cell & 31} of the same warp {what} it"
+                f"{describe_place(machine, cell)}, and no instruction that both lanes execute together came "
+                f"in between"), address
     if code == L.F_READ_ONLY:
         return f"write to read-only memory at {address:#x}: {machine.memory.describe(address)}", address
     if code == L.F_DIVERGED:

@@ -2,8 +2,9 @@
 
 Threads of a warp are scheduled independently: what one lane stores another may read only behind an
 instruction that both execute together (bar.warp.sync, a barrier, or another .sync instruction). Every lane
-has a clock and knows a clock of every other lane of its warp; every byte of shared memory remembers the lane that
-wrote it and two lanes that read it. All of this lies in arrays of its own, used only where the check is on.
+has a clock and knows a clock of every other lane of its warp; every byte of shared memory remembers the lane
+that wrote it and two lanes that read it. All of this lies in arrays of its own, used only where the check is
+on.
 
 PTX promises memory order for bar.warp.sync and barriers alone; shfl, vote and the like are taken for an order
 here, because a warp issues its accesses in order.
@@ -59,6 +60,9 @@ def lanes_learn(G, slot, mask):
             for j in range(32):
                 if i != j:
                     store64(clock_of(G, slot, i, j), load64(clock_of(G, slot, j, j)))
+    # What a lane does from here on is news to them.
+    for j in range(32):
+        store64(clock_of(G, slot, j, j), load64(clock_of(G, slot, j, j)) + U1)
 
 
 @unit("void", "I1 i i i")

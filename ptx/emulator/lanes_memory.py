@@ -374,6 +374,9 @@ def load_matrices(F, P, V, A, C, W, G, T, VC, K, OUT, slot, pc, a, base, m):
         code = check_lanes(A, C, G, VC, K, T, OUT, slot, pc, 16, True, False, False, rows)
         if code:
             return code
+    if G[G_BANKS]:
+        # Eight rows of 16 bytes a pass: one for each matrix whose rows lie in different banks.
+        OUT[OUT_MASK] = bank_wavefronts(T, 16, rows)
     for k in range(count):
         row = V[P[pc, P_D] + k]
         if row < 0:

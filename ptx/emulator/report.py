@@ -192,7 +192,13 @@ def _count_memory(counts: Counts, op: int, row, lanes: int, times: int, fronts: 
                 L.SPACE_GENERIC: "generic"}.get(space, "shared")
         what = {O.LD: "load", O.ST: "store", O.ATOM: "atomic"}[op]
         counts.bytes[f"{name} {what}"] += lanes * size
-        if fronts:
-            counts.shared_accesses += times
-            counts.shared_wavefronts += fronts
-            counts.ideal_wavefronts += times * max(1, size // 4)
+        ideal = max(1, size // 4)
+    elif op == O.LDMATRIX:
+        ideal = int(row[L.P_X]) & 0xFF  # matrices of 128 bytes
+        counts.bytes["shared load"] += times * ideal * 128
+    else:
+        return
+    if fronts:
+        counts.shared_accesses += times
+        counts.shared_wavefronts += fronts
+        counts.ideal_wavefronts += times * ideal

@@ -30,6 +30,8 @@ EXCHANGES = {
     "behind a shuffle": (STORE + "{sync}" + LOAD, "shfl.sync.bfly.b32 %r5, %r1, 1, 31, -1;", LOAD),
     "behind a block barrier": (STORE + "{sync}" + LOAD, "bar.sync 0;", LOAD),
     "behind a fence": (STORE + "{sync}" + LOAD, "fence.acq_rel.cta;", LOAD),
+    "ahead of it a fence": ("fence.acq_rel.cta;" + STORE + "{sync}" + LOAD, SYNC, LOAD),
+    "ahead of it an acquire": ("ld.acquire.cta.global.b32 %r5, [%rd1];" + STORE + "{sync}" + LOAD, SYNC, LOAD),
     "overwrite what another lane read": (STORE + SYNC + LOAD + "{sync}" + OTHER, SYNC, OTHER),
     "overwrite what the second of two lanes read": (
         STORE + SYNC + "ld.shared.b32 %r9, [%base];{sync}@%p1 " + OTHER, SYNC, OTHER,
@@ -71,6 +73,7 @@ def test_an_exchange_without_a_common_instruction_is_reported(name):
             run(body.format(sync=""), checks=Checks(warp_races=True), **options)
         except Fault as fault:
             assert fault.kind == "warp-race" and place.rstrip(";") in fault.text, fault
+            assert "earlier CTA" not in str(fault)
             found.append(fault)
     assert found
 

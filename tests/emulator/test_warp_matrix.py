@@ -60,6 +60,25 @@ def test_ldmatrix_gives_each_lane_its_pair(count, trans):
     np.testing.assert_array_equal(out.view(np.uint16).reshape(32, count, 2), expected.transpose(1, 0, 2))
 
 
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("stride, passes", [(16, 1), (32, 2), (64, 4), (80, 1), (112, 1), (128, 8), (0, 1)])
+def test_ldmatrix_passes_are_counted(count, stride, passes):
+    report = launch(
+        FILL
+        + f"""
+        mad.lo.u32 %r1, %tid, {stride}, %base;
+        ldmatrix.sync.aligned.m8n8.x{count}.shared.b16 {registers(count)}, [%r1];
+    """,
+        image(),
+    )
+    (line,) = [line for line in report.lines if line.text.startswith("ldmatrix")]
+    assert line.wavefronts == count * passes
+    # The fill: four stores of a warp, 16 bytes a lane.
+    assert (report.shared_accesses, report.shared_wavefronts) == (4 + 1, 16 + count * passes)
+    assert report.ideal_wavefronts == 16 + count
+    assert report.bytes["shared load"] == 128 * count
+
+
 @pytest.mark.parametrize(
     "form, data_bytes, bits", [("b8", 16, 8), ("b8x16.b4x16_p64", 8, 4), ("b8x16.b6x16_p32", 12, 6)]
 )
