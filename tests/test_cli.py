@@ -274,7 +274,17 @@ def test_help_imports_nothing_heavy():
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [([], "args: 0 given"), (["--grid", "0", "null"], "grid=(0,)"), (["--entry", "other", "null"], "name='other'")],
+    [
+        ([], "args: 0 given"),
+        (["--grid", "0", "null"], "'--grid': '0': accepted are one to three sizes"),
+        (["--block", "32,x", "null"], "'--block': '32,x' is not a list of sizes"),
+        (["--seeds", "0", "null"], "'--seeds': 0 is not in the range x>=1"),
+        (["--entry", "other", "null"], "name='other'"),
+        (["f32[-1]"], "'f32[-1]': '-1' is not a list of sizes"),
+        (["i32=99999999999"], "'i32=99999999999': Python integer 99999999999 out of bounds"),
+        (["absent.npy"], "'absent.npy': "),
+        (["--save", "0=out.npy", "i32=1"], "--save: '0=out.npy': accepted is N=file.npy with N an array argument"),
+    ],
 )
 def test_emulate_tells_an_error_from_a_failed_check_by_the_exit_code(tmp_path, arguments, words):
     pytest.importorskip("numba")
@@ -283,6 +293,8 @@ def test_emulate_tells_an_error_from_a_failed_check_by_the_exit_code(tmp_path, a
         ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry kernel(.param .u64 p)\n{\nret;\n}\n"
     )
     assert words in error_of("emulate", str(kernel), *arguments)
+    kernel.write_bytes(bytes([0x7F, 0xFF, 0xFE]))
+    assert "kernel.ptx is not text, so neither PTX nor CUDA C++" in error_of("emulate", str(kernel))
     kernel.write_text("")
     assert "the module has no kernel. See 'main emulate --help'." in error_of("emulate", str(kernel))
 

@@ -29,17 +29,25 @@ def parse_argument(text: str, rng: np.random.Generator):
     `f32[1024]` is a zeroed array, `f32[1024]:random` a random one, `array.npy` a file (changed in memory
     only), `i32=7` or `f32=0.5` a scalar, `null` a null pointer, `bytes[32]` zero bytes by value.
     """
+    try:
+        return _argument(text, rng)
+    except (ValueError, OverflowError, OSError, MemoryError) as error:
+        raise click.BadParameter(f"{text!r}: {' '.join(str(error).split())}") from error
+
+
+def _argument(text: str, rng: np.random.Generator):
     from .module import Bytes
 
     kind, bracket, rest = text.partition("[")
     if text == "null":
         return None
     if bracket and kind == "bytes":
-        return Bytes(int(rest.rstrip("]")))
+        (count,) = _extents(rest.rstrip("]"))
+        return Bytes(count)
     if bracket and kind in _SCALARS:
         count, _, fill = rest.partition("]")
         dtype = np.dtype(_SCALARS[kind])
-        shape = tuple(int(n) for n in count.split(","))
+        shape = _extents(count)
         if fill not in ("", ":random"):
             raise click.BadParameter(f"{text!r}: after the size only ':random' is known")
         if not fill:
@@ -58,8 +66,33 @@ def parse_argument(text: str, rng: np.random.Generator):
     )
 
 
+def _extents(text: str) -> tuple[int, ...]:
+    numbers = text.split(",")
+    if not all(number.isascii() and number.isdigit() for number in numbers):
+        raise ValueError(f"{text!r} is not a list of sizes such as 128 or 4,32")
+    return tuple(int(number) for number in numbers)
+
+
 def _extent(_context, _parameter, value: str | None):
-    return None if value is None else tuple(int(n) for n in value.split(","))
+    try:
+        sizes = None if value is None else _extents(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+    if sizes is not None and not (1 <= len(sizes) <= 3 and all(sizes)):
+        raise click.BadParameter(f"{value!r}: accepted are one to three sizes of at least 1, x[,y[,z]]")
+    return sizes
+
+
+def _check_saves(save: tuple[str, ...], arguments: tuple[str, ...]) -> None:
+    """Before the run: what it takes long to compute should not be lost to a typing error."""
+    for item in save:
+        index, _, target = item.partition("=")
+        chosen = arguments[int(index)] if index.isdigit() and int(index) < len(arguments) else ""
+        is_array = chosen.endswith(".npy") or ("[" in chosen and not chosen.startswith("bytes"))
+        if not (is_array and target):
+            raise click.BadParameter(
+                f"{item!r}: accepted is N=file.npy with N an array argument", param_hint="--save"
+            )
 
 
 @click.command("emulate")
@@ -69,16 +102,16 @@ def _extent(_context, _parameter, value: str | None):
 @click.option("--grid", default="1", callback=_extent, help="CTAs: x[,y[,z]].")
 @click.option("--block", default="32", callback=_extent, help="Threads of a CTA: x[,y[,z]].")
 @click.option("--cluster", callback=_extent, help="CTAs of a cluster: x[,y[,z]].")
-@click.option("--shared", "shared_bytes", default=0, help="Dynamic shared memory in bytes.")
+@click.option("--shared", "shared_bytes", type=click.IntRange(min=0), default=0, help="Dynamic shared memory in bytes.")
 @click.option("--arch", default="sm_100a", show_default=True, help="Target for .cu files.")
 @click.option(
     "--schedule", type=click.Choice(["random", "eager", "late"]), default="random", show_default=True
 )
-@click.option("--seed", default=0, show_default=True)
-@click.option("--seeds", default=1, show_default=True, help="Run this many seeds, starting at --seed.")
-@click.option("--concurrent", default=1, show_default=True, help="Clusters resident at once.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--seeds", type=click.IntRange(min=1), default=1, show_default=True, help="Run this many seeds, starting at --seed.")
+@click.option("--concurrent", type=click.IntRange(min=1), default=1, show_default=True, help="Clusters resident at once.")
 @click.option("--no-checks", is_flag=True, help="Switch every checker off except bounds and alignment.")
-@click.option("--lines", default=0, help="Print the N most executed PTX lines.")
+@click.option("--lines", type=click.IntRange(min=0), default=0, help="Print the N most executed PTX lines.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Write a Chrome/Perfetto trace here.")
 @click.option("--picture", type=click.Path(path_type=Path), help="Write the pipeline picture here.")
 @click.option("--save", multiple=True, help="N=file.npy: store array argument N after the run.")
@@ -109,6 +142,7 @@ def command(
     """
     from . import Fault, PtxSyntaxError, compile, load
 
+    _check_saves(save, arguments)
     try:
         if path.suffix == ".cu":
             from ..source import load as load_source
@@ -116,6 +150,8 @@ def command(
             module = compile(load_source(path), arch, name=path.name)
         else:
             module = load(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise click.ClickException(f"{path} is not text, so neither PTX nor CUDA C++") from error
     except (PtxSyntaxError, RuntimeError) as error:
         raise click.ClickException(str(error)) from error
     if entry is None:
@@ -162,6 +198,4 @@ def command(
         report.plot(picture)
     for item in save:
         index, _, target = item.partition("=")
-        if not index.isdigit() or int(index) >= len(values) or not isinstance(values[int(index)], np.ndarray):
-            raise click.BadParameter(f"--save {item!r}: N=file.npy with N an array argument")
         np.save(target, values[int(index)])
