@@ -202,10 +202,6 @@ class Clocks:
     def forget(self, key: Hashable) -> None:
         self.objects.pop(key, None)
 
-    def release_row(self, slot: int, row: np.ndarray) -> None:
-        np.maximum(row, self.VC[slot], out=row)
-        self.VC[slot, slot] += 1
-
     def acquire_row(self, slot: int, row: np.ndarray) -> None:
         """The rule of the compiled `acquire_into`."""
         own = self.VC[slot, slot]

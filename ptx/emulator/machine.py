@@ -90,7 +90,6 @@ class Machine:
         self.sleepers: dict[Hashable, list] = {}
         self.waits: dict[tuple[int, int], Wait] = {}
         self.exit_hooks: list[Callable] = []
-        self.start_hooks: list[Callable] = []
         self.labels: dict[int, str] = {}
         self.spawned: dict[int, int] = {}
         self.free_agents = {"generic": deque(range(self.generic_slots - GENERIC_AGENTS, self.generic_slots)),
@@ -197,9 +196,6 @@ class Machine:
         for cta, rank in zip(cluster, range(size)):
             inner = (rank % shape[0], rank // shape[0] % shape[1], rank // (shape[0] * shape[1]))
             self.start_cta(cta, at, inner, counts)
-        for cta in cluster:
-            for hook in self.start_hooks:
-                hook(cta)
 
     def start_cta(self, cta: Cta, cluster_at, inner, counts) -> None:
         slot = cta.slot
@@ -343,9 +339,6 @@ class Machine:
 
     def on_cta_exit(self, hook: Callable) -> None:
         self.exit_hooks.append(hook)
-
-    def on_cta_start(self, hook: Callable) -> None:
-        self.start_hooks.append(hook)
 
     def plan_tick(self) -> None:
         """Bring the compiled loop back soon for asynchronous work."""

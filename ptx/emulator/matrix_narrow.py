@@ -1,7 +1,7 @@
 """mma.sync with 8 columns and f16, bf16 or tf32 operands, in 32-bit vectors.
 
 The arithmetic is that of tensor_core._mma_window with its 25-bit window; here a whole instruction fits 32-bit
-integers: a product has at most 27 bits inside the window, and the sum of 16 of them less than 31.
+integers: inside the window a product stays below 2^27 and the sum of 16 of them below 2^31.
 """
 
 from __future__ import annotations

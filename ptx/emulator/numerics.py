@@ -16,7 +16,6 @@ from .jit import inlined
 #: rounding modes: nearest even, toward zero, down, up, nearest with ties away, stochastic
 RN, RZ, RM, RP, RNA = range(5)
 CANONICAL_F32 = np.uint64(0x7FFFFFFF)
-CANONICAL_F16 = np.uint64(0x7FFF)
 _MANTISSA = np.uint64((1 << 52) - 1)
 _HIDDEN = np.uint64(1 << 52)
 
@@ -42,19 +41,6 @@ def sum_to_odd(x, y):
                 return error
         return as_f64(bits)
     return s
-
-
-@inlined
-def product_to_odd(x, y):
-    """x * y rounded to odd at 53 bits, for operands whose product neither overflows nor underflows."""
-    p = x * y
-    error = fma64(x, y, -p)
-    if error != 0.0 and np.isfinite(p):
-        bits = from_f64(p)
-        if bits & U1 == U0:
-            bits = bits + U1 if (error > 0.0) == (p > 0.0) else bits - U1
-        return as_f64(bits)
-    return p
 
 
 @inlined
@@ -200,11 +186,6 @@ def f16_value(code):
 @inlined
 def bf16_value(code):
     return np.float64(as_f32(code << np.uint64(16)))
-
-
-@inlined
-def f32_value(code):
-    return np.float64(as_f32(code))
 
 
 @inlined

@@ -56,16 +56,6 @@ def accumulator(m, n, bits):
 
 
 @lru_cache(maxsize=None)
-def matrix_8x8(transposed=False):
-    """Row and column, each int64 [32 lanes, 2], of the 16-bit elements of one m8n8 matrix of ldmatrix or
-    stmatrix.
-    """
-    row = np.stack([_GROUP, _GROUP], axis=1)
-    column = 2 * _MEMBER[:, None] + np.arange(2)
-    return (column, row) if transposed else (row, column)
-
-
-@lru_cache(maxsize=None)
 def matrix_16x16_b8():
     """Memory row and column of byte ``b`` of register ``r`` (0, 1): ldmatrix.m16n16.trans; int64 [2, 32, 4].
     """

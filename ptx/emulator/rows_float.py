@@ -193,7 +193,6 @@ def mixed_arithmetic(b, ins):
 # ---- conversions
 _INTEGERS = {"u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64"}
 _FLOATS = "f16|bf16|f32|f64"
-_INTEGRAL = "rni|rzi|rmi|rpi?"
 
 
 @row("cvt", "sat? u8|s8|u16|s16|u32|s32|u64|s64 u8|s8|u16|s16|u32|s32|u64|s64", "d, a")

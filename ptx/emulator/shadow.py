@@ -18,13 +18,14 @@ from .clocks import K_EPOCH, K_OWN, K_START
 from .jit import inlined
 from .layout import (
     A_BEGIN, A_READ, A_READ_LINES, A_WRITE, A_WRITE_LINES, C_GRANULES, C_RANK, C_READ, C_READ_LINES,
-    C_READERS, C_WRITE, C_WRITE_LINES, F_PROXY, F_RACE_READ, F_RACE_WRITE, OUT_ADDRESS, OUT_AUX, OUT_AUX2,
-    OUT_LANE, RANK_SHIFT,
+    C_READERS, C_WRITE, C_WRITE_LINES, CELL_STRONG, F_PROXY, F_RACE_READ, F_RACE_WRITE, OUT_ADDRESS, OUT_AUX,
+    OUT_AUX2, OUT_LANE, RANK_SHIFT,
 )
 
 #: Bit of a record's mask: cells of this line are in use.
 _CELLS = np.uint64(1 << 32)
 _ALL_BYTES = np.uint64(15)
+_STRONG = np.uint64(CELL_STRONG)
 _EIGHT = np.uint64(8)
 
 
@@ -42,14 +43,14 @@ def make_stamp(VC, slot, pc, strong):
     """The stamp of an access that covers whole granules."""
     stamp = (np.uint64(VC[slot, slot]) << np.uint64(36)) | (np.uint64(slot) << np.uint64(24)) | (
         np.uint64(pc) << np.uint64(5)) | _ALL_BYTES
-    return stamp | np.uint64(16) if strong else stamp
+    return stamp | _STRONG if strong else stamp
 
 
 @inlined
 def unordered(cell, bits, strong, slot, VC, K, shared):
     """True when the access recorded in `cell` is not ordered before the present one and touches the same
     bytes."""
-    if cell & bits == U0 or (strong and (cell >> np.uint64(4)) & U1 != U0):
+    if cell & bits == U0 or (strong and cell & _STRONG != U0):
         return False
     other = np.int64((cell >> np.uint64(24)) & np.uint64(0xFFF))
     clock = np.int64(cell >> np.uint64(36))
@@ -164,7 +165,7 @@ def touch_shared(C, VC, K, OUT, cta, at, size, slot, pc, reads, writes, strong, 
         if covered & mask and last >> np.uint64(24) != safe:
             if unordered(last, _ALL_BYTES, strong, slot, VC, K, True):
                 found = lowest(covered & mask)
-            elif last & np.uint64(16) == U0:
+            elif last & _STRONG == U0:
                 safe = last >> np.uint64(24)
         if found < 0 and covered & _CELLS and mask & ~covered:
             found = unordered_cell(cells, mask & ~covered, _ALL_BYTES, strong, slot, VC, K, True)
@@ -272,7 +273,7 @@ def touch_global(A, VC, K, OUT, allocation, at, size, slot, pc, reads, writes, s
                 if unordered(last, _ALL_BYTES, strong, slot, VC, K, False):
                     place = A[allocation, A_BEGIN] + 128 * line + 4 * lowest(covered & mask)
                     return fault(OUT, F_RACE_WRITE, lane, place, last, 0)
-                if last & np.uint64(16) == U0:
+                if last & _STRONG == U0:
                     safe = last >> np.uint64(24)
             if writes:
                 if kept & mask and unordered(seen, _ALL_BYTES, strong, slot, VC, K, False):

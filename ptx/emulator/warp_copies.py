@@ -70,7 +70,7 @@ def agent_fault(OUT, code, q):
 @inlined
 def read_source(A, C, G, VC, K, Q, OUT, q):
     """First stage: the bytes from global memory."""
-    size, slot, pc = Q[q, Q_SIZE], G[G_COPY_SLOT] + q, Q[q, Q_PC]
+    slot, pc = G[G_COPY_SLOT] + q, Q[q, Q_PC]
     allocation = -1
     for i in range(32):
         if (Q[q, Q_MASK] >> i) & 1 == 0:
