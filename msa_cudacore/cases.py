@@ -2,7 +2,8 @@
 
 A :class:`Case` holds every argument of :func:`msa_cudacore.prepare_msa_nvfp4_sparse_decode` as NumPy arrays.
 It moves to torch or CuPy with strides, gaps and shared allocations kept, and is saved by
-:mod:`msa_cudacore.case_file`. Problems with known exact answers are in :mod:`msa_cudacore.exact_cases`.
+:mod:`msa_cudacore.case_file`. Problems with known exact answers are in :mod:`msa_cudacore.exact_cases`,
+those whose arithmetic is hard in :mod:`msa_cudacore.hard_cases`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Small problems whose arithmetic is hard: far and flat logits, sinks, outliers, queries of every size.
 
-Each is made for the weak spot of some online softmax or of some conversion; `HARD` names them all.
+Each is made for the weak spot of some online softmax or of some conversion; `HARD` names them all,
+and :mod:`msa_cudacore.reference` has their exact results.
 """
 
 from __future__ import annotations

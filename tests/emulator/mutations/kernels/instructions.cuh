@@ -54,11 +54,6 @@ __device__ __forceinline__ void mbarrier_inval(SharedAddress address) {
   asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(address) : "memory");
 }
 
-// mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];  PTX ISA 8.0, sm_90.
-__device__ __forceinline__ void mbarrier_arrive_remote(u32 remote) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(remote) : "memory");
-}
-
 // mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64;  PTX ISA 8.0, sm_90.
 __device__ __forceinline__ void mbarrier_wait_parity_cluster(SharedAddress address, u32 parity) {
   u32 done = 0;
