@@ -98,7 +98,7 @@ def markdown(results: dict[str, Any]) -> str:
         "does nothing else; `distinct` reads a page once where several query tokens select it.",
         "",
     ]
-    lines += _table(_overview_headings(summaries), [_overview(summary) for summary in summaries])
+    lines += _table(_overview_headings(), [_overview(summary) for summary in summaries])
     lines += [
         "",
         "## Peers",
@@ -148,7 +148,7 @@ def _ratio(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def _overview_headings(summaries: list[Summary]) -> list[str]:
+def _overview_headings() -> list[str]:
     return [
         "row",
         "items",

@@ -133,7 +133,7 @@ def validate(
     problem = _problem(q_tensor, tensors, seqlen_q)
     _check_rows(q_tensor)
     _check_pool(tensors, problem)
-    _check_indices(tensors, problem)
+    _check_indices(tensors)
 
     k_global_scale = check_positive("k_global_scale", k_global_scale)
     v_global_scale = check_positive("v_global_scale", v_global_scale)
@@ -317,7 +317,7 @@ def _check_disjoint(tensor: Tensor, outer: tuple[tuple[int, int], ...], tile_byt
         reach = stride * (size - 1) + reach
 
 
-def _check_indices(tensors: dict[str, Tensor], problem: Problem) -> None:
+def _check_indices(tensors: dict[str, Tensor]) -> None:
     for name in ("q2k_indices", "page_table", "seqused_k"):
         tensor = tensors[name]
         if tensor.dtype != "int32":

@@ -75,7 +75,6 @@ class Cta:
         self.shared: SharedMemory = machine.shared[slot]
         self.state: dict = {}
         self.exited = False
-        self.cluster_arrived = 0
 
 
 class Copy:

@@ -108,7 +108,6 @@ class Decoded:
     parameters: list
     parameter_bytes: int
     synthetic: np.ndarray
-    function_of: list
     variables: list
     recursive: bool
 
@@ -562,7 +561,6 @@ class Decoder:
             [(offset, variable) for offset, variable in self.parameters.values()],
             self.parameter_bytes,
             synthetic,
-            functions,
             self.variables,
             recursive,
         )

@@ -74,13 +74,9 @@ def explain(machine, code: int, address: int, aux: int, aux2: int, size: int) ->
     if code == L.F_READ_ONLY:
         return f"write to read-only memory at {address:#x}: {machine.memory.describe(address)}", address
     if code == L.F_DIVERGED:
-        return "an .aligned instruction is executed by a part of the warp" + converged(
-            machine, address, aux
-        ), None
+        return "an .aligned instruction is executed by a part of the warp" + converged(address, aux), None
     if code == L.F_GUARD_DIVERGED:
-        return "the guard of an .aligned instruction differs between lanes" + converged(
-            machine, address, aux
-        ), None
+        return "the guard of an .aligned instruction differs between lanes" + converged(address, aux), None
     if code == L.F_MEMBER:
         if aux2:
             return (
@@ -125,7 +121,7 @@ def explain(machine, code: int, address: int, aux: int, aux2: int, size: int) ->
     return "breakpoint executed", None
 
 
-def converged(machine, alive: int, mask: int) -> str:
+def converged(alive: int, mask: int) -> str:
     return f": executing lanes {mask & 0xFFFFFFFF:#010x}, live lanes of the warp {alive & 0xFFFFFFFF:#010x}"
 
 

@@ -105,7 +105,7 @@ def encode(value, form, mode, y):
     sign = (from_f64(value) >> U63) << np.uint64(exponent + mantissa)
     if np.isinf(value):
         return sign | top
-    return sign | min(round_magnitude(value, exponent, mantissa, bias, mode), top)
+    return sign | min(round_magnitude(value, mantissa, bias, mode), top)
 
 
 @inlined

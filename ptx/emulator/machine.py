@@ -160,7 +160,7 @@ class Machine:
         _, name, offset = key
         return np.uint64(self.variables[name] + offset & 0xFFFFFFFFFFFFFFFF)
 
-    def symbol_value(self, symbol: Symbol, warp: WarpContext) -> int:
+    def symbol_value(self, symbol: Symbol) -> int:
         entry = next((o for o, v in self.decoded.parameters if v.name == symbol.name), None)
         if entry is not None:
             return L.PARAMETER_WINDOW + entry + symbol.offset
@@ -208,7 +208,7 @@ class Machine:
         row[L.C_FIRST_CTA], row[L.C_FIRST_SLOT] = slot - cta.rank, first
         row[L.C_WARPS] = row[L.C_ALIVE] = self.warps_per_cta
         row[L.C_GROUP_SLOT], row[L.C_GROUP_SLOTS] = 0, self.slots
-        row[L.C_LINEAR], row[L.C_THREADS] = cta.index, self.threads
+        row[L.C_LINEAR] = cta.index
         self.B[slot * 16 : slot * 16 + 16] = 0
         self.clocks.BV[slot * 16 : slot * 16 + 16] = 0
         size = self.local_size * 32 * self.warps_per_cta
@@ -228,7 +228,7 @@ class Machine:
             warp,
             alive,
         )
-        state[L.W_SPECIAL], state[L.W_BASE] = special, special + self.special_rows
+        state[L.W_SPECIAL] = special
         state[L.W_FRAGMENTS] = 1
         self.FR[slot] = 0
         self.FR[slot, 0, L.FR_STATE] = L.FRAG_READY

@@ -75,13 +75,11 @@ class Memory:
             at = self.begins.index(begin)
             del self.rows[at], self.names[at], self.begins[at]
 
-    def new(
-        self, size: int, name: str, align: int = _ALIGN, window: int | None = None, read_only: bool = False
-    ):
+    def new(self, size: int, name: str):
         """A fresh zeroed allocation: (address, its bytes)."""
         buffer = np.zeros(max(size, 1) + 16, np.uint8)
         self.kept.append(buffer)
-        return self.place(buffer.ctypes.data, size, name, read_only, window), buffer[:size]
+        return self.place(buffer.ctypes.data, size, name), buffer[:size]
 
     def close(self) -> None:
         """Give the shadow cells back; nobody launches with this memory again."""

@@ -44,7 +44,7 @@ def sum_to_odd(x, y):
 
 
 @inlined
-def round_magnitude(x, exponent_bits, mantissa_bits, bias, mode):
+def round_magnitude(x, mantissa_bits, bias, mode):
     """Code of |x| in a format without regard to its largest value (sign of x only steers rm and rp).
 
     x is finite. The code grows past the format's top when x is too large, so the caller compares and
@@ -102,7 +102,7 @@ def round_ieee(x, exponent_bits, mantissa_bits, mode):
     sign = (from_f64(x) >> U63) << sign_at
     if np.isinf(x):
         return sign | top
-    code = round_magnitude(x, exponent_bits, mantissa_bits, (1 << (exponent_bits - 1)) - 1, mode)
+    code = round_magnitude(x, mantissa_bits, (1 << (exponent_bits - 1)) - 1, mode)
     if code >= top:
         toward_zero = mode == RZ or (mode == RM and sign == U0) or (mode == RP and sign != U0)
         code = top - U1 if toward_zero else top

@@ -15,8 +15,8 @@ BITS = 0x200
 
 # ---- family 3: comparisons and predicate logic (lanes_predicate)
 PREDICATE = 0x300
-(SETP_INT, SETP_F, SET_INT, SET_F, PRED_LOGIC, PRED_MOV, TESTP, ISSPACEP, SETP_HALF, SET_HALF, ADD_CC,
- SUB_CC, MAD_CC) = range(PREDICATE, PREDICATE + 13)
+(SETP_INT, SETP_F, SET_INT, SET_F, PRED_LOGIC, TESTP, ISSPACEP, SETP_HALF, SET_HALF, ADD_CC, SUB_CC,
+ MAD_CC) = range(PREDICATE, PREDICATE + 12)
 
 # ---- family 4: f32 and f64 arithmetic (lanes_float)
 FLOAT = 0x400

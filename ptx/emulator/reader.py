@@ -208,7 +208,7 @@ class _Reader:
         while self.peek() in _LINKAGE:
             external |= self.next().text == ".extern"
         if self.peek() in (".entry", ".func"):
-            self.read_function(external)
+            self.read_function()
         else:
             for variable in self.read_variables(external):
                 self.variables[variable.name] = variable
@@ -406,7 +406,7 @@ class _Reader:
             pointer_align,
         )
 
-    def read_function(self, external: bool) -> None:
+    def read_function(self) -> None:
         entry = self.next().text == ".entry"
         returns = []
         while self.peek() in (".attribute",):

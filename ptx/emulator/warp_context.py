@@ -60,7 +60,7 @@ class WarpContext:
         if isinstance(operand, Immediate):
             return np.full(32, operand.value & 0xFFFFFFFFFFFFFFFF, np.uint64)
         if isinstance(operand, Symbol):
-            return np.full(32, self.machine.symbol_value(operand, self) & 0xFFFFFFFFFFFFFFFF, np.uint64)
+            return np.full(32, self.machine.symbol_value(operand) & 0xFFFFFFFFFFFFFFFF, np.uint64)
         if isinstance(operand, Vector) and len(operand.items) == 1:
             return self.read(operand.items[0])
         raise TypeError(f"operand {operand} has no single value")

@@ -68,7 +68,7 @@ def agent_fault(OUT, code, q):
 
 
 @inlined
-def read_source(A, C, G, VC, K, Q, OUT, q):
+def read_source(A, G, VC, K, Q, OUT, q):
     """First stage: the bytes from global memory."""
     slot, pc = G[G_COPY_SLOT] + q, Q[q, Q_PC]
     allocation = -1
@@ -203,7 +203,7 @@ def drop_finished(VC, GC, DN, warp, at):
 def advance(A, C, W, FR, G, VC, K, Q, GC, DN, EV, OUT, q, everything):
     """One stage of copy q, or all that is left."""
     if Q[q, Q_STATE] == ISSUED:
-        code = read_source(A, C, G, VC, K, Q, OUT, q)
+        code = read_source(A, G, VC, K, Q, OUT, q)
         if code or not everything:
             return code
     return write_destination(C, W, FR, G, VC, K, Q, GC, DN, EV, OUT, q)
