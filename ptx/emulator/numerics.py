@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .bitcast import U0, U1, U63, as_f32, as_f64, fma64, from_f32, from_f64
+from .bitcast import U0, U1, U63, as_f32, as_f64, from_f32, from_f64
 from .jit import inlined
 
 #: rounding modes: nearest even, toward zero, down, up, nearest with ties away, stochastic
