@@ -25,16 +25,16 @@ from .tensor_map import reduce_values
 from .warp_context import lanes_of
 
 
-def groups_of(warp, kind):
-    """The Groups of the warp for ``kind``, which is "bulk"."""
-    return warp.cta.state.setdefault((kind, warp.index), Groups())
+def groups_of(warp):
+    """The bulk groups of the warp."""
+    return warp.cta.state.setdefault(("bulk", warp.index), Groups())
 
 
-def _wait_key(warp, kind):
-    return (kind, warp.cta.index, warp.index)
+def _wait_key(warp):
+    return ("bulk", warp.cta.index, warp.index)
 
 
-def start(warp, kind, mask, label, read, write, *, proxy, claims=(), sources=(), nbytes=0, report=None,
+def start(warp, mask, label, read, write, *, proxy, claims=(), sources=(), nbytes=0, report=None,
           signal=None):
     """Queue one copy as an agent.
 
@@ -50,9 +50,9 @@ def start(warp, kind, mask, label, read, write, *, proxy, claims=(), sources=(),
     machine = warp.machine
     agent = warp.spawn(label, proxy=proxy)
     member = Operation(label, agent)
-    wake_key = _wait_key(warp, kind)
+    wake_key = _wait_key(warp)
     if mask:
-        groups_of(warp, kind).add(mask, member)
+        groups_of(warp).add(mask, member)
     for cta, offset, size in claims:
         offsets = np.array(offset, np.int64, ndmin=1)
         check_overlap(warp, cta, offsets, size)
@@ -88,20 +88,20 @@ def start(warp, kind, mask, label, read, write, *, proxy, claims=(), sources=(),
     return member
 
 
-def wait_groups(warp, kind, keep, *, read=False, everything=False):
+def wait_groups(warp, keep, *, read):
     """wait_group: sleep until only the ``keep`` newest groups are unfinished, then learn what the others did.
     """
-    history = groups_of(warp, kind)
-    unfinished, waited = history.pending(warp.mask, keep, read=read, everything=everything)
+    history = groups_of(warp)
+    unfinished, waited = history.pending(warp.mask, keep, read=read)
     if unfinished:
-        return Wait(_wait_key(warp, kind), lambda: f"cp.async.bulk.wait_group for {len(unfinished)} copies, "
-                                                   f"first {unfinished[0].label}")
+        return Wait(_wait_key(warp), lambda: f"cp.async.bulk.wait_group for {len(unfinished)} copies, "
+                                             f"first {unfinished[0].label}")
     for member in waited:
         row = member.read_row if read else member.row
         if row is not None:
             warp.machine.clocks.acquire_row(warp.slot, row)
     if not read:
-        history.forget(warp.mask, keep, everything=everything)
+        history.forget(warp.mask, keep)
     return None
 
 
@@ -279,35 +279,43 @@ def load(warp, ins, nbytes, read, targets, write, tx, report):
     for cta, ranges, b_cta, b_offset in targets:
         find(warp, b_cta, b_offset, ins.name)
         require_alive(warp, cta, None, ins.name)
-        start(warp, "bulk", 0, ins.text, read, lambda agent, data, cta=cta: write(agent, cta, data),
+        start(warp, 0, ins.text, read, lambda agent, data, cta=cta: write(agent, cta, data),
               proxy="async",
               claims=[(cta, offset, size) for offset, size in ranges], nbytes=nbytes, report=report,
-              signal=lambda agent, c=b_cta, o=b_offset: complete_tx(agent, c, o, tx, ins.name))
+              signal=signal_of(b_cta, b_offset, tx, ins))
+
+
+def _cluster_operands(warp, lane):
+    """Of a bulk copy from this CTA into the cluster: size, and (CTA, offset) of destination, source and
+    mbarrier."""
+    size = bulk_size(warp, warp.u32(2)[lane], lane)
+    return (
+        size,
+        shared_address(warp, warp.address(0)[lane], lane, generic=False, cluster=True, size=size, align=16,
+                       what="destination"),
+        shared_address(warp, warp.address(1)[lane], lane, generic=False, cluster=False, size=size, align=16,
+                       what="source"),
+        shared_address(warp, warp.address(3)[lane], lane, generic=False, cluster=True, size=8, align=8,
+                       what="mbarrier address"),
+    )
 
 
 @operation("cp.async.bulk", "shared::cluster shared::cta mbarrier::complete_tx::bytes", "[a], [b], c, [m]")
 def bulk_to_cluster(warp, ins):
     access = warp.machine.access
     for lane in warp.lanes:
-        size = bulk_size(warp, warp.u32(2)[lane], lane)
-        cta, offset = shared_address(warp, warp.address(0)[lane], lane, generic=False, cluster=True,
-                                     size=size, align=16, what="destination")
-        own, source = shared_address(warp, warp.address(1)[lane], lane, generic=False, cluster=False,
-                                     size=size, align=16, what="source")
-        b_cta, b_offset = shared_address(warp, warp.address(3)[lane], lane, generic=False, cluster=True,
-                                         size=8, align=8, what="mbarrier address")
+        size, (cta, offset), (own, source), (b_cta, b_offset) = _cluster_operands(warp, lane)
         if b_cta is not cta:
             warp.fault("mbarrier", f"the mbarrier is in CTA {b_cta.rank}, the destination in CTA {cta.rank}: "
-                                   f"they "
-                       "must be in the same one", lane=lane)
+                                   "they must be in the same one", lane=lane)
         find(warp, b_cta, b_offset, ins.name, lane)
         require_alive(warp, cta, lane, ins.name)
-        start(warp, "bulk", 0, ins.text,
+        start(warp, 0, ins.text,
               lambda agent, o=source, n=size, c=own: access.read_shared(agent, c.rank, o, n),
               lambda agent, data, o=offset, c=cta: access.write_shared(agent, c.rank, o, data), proxy="async",
               claims=[(cta, offset, size)], sources=[(own, source, size)], nbytes=size,
               report="bulk dsmem",
-              signal=lambda agent, c=b_cta, o=b_offset, n=size: complete_tx(agent, c, o, n, ins.name))
+              signal=signal_of(b_cta, b_offset, size, ins))
 
 
 @operation("cp.async.bulk", "global shared::cta bulk_group L2::cache_hint? cp_mask?", "[a], [b], c, x?, y?")
@@ -331,7 +339,7 @@ def bulk_store(warp, ins):
                 at = np.flatnonzero(kept)
                 access.scatter_global(agent, target + at.astype(np.int64), data[at][:, None])
 
-        start(warp, "bulk", 1 << lane, ins.text,
+        start(warp, 1 << lane, ins.text,
               lambda agent, o=source, n=size, c=own: access.read_shared(agent, c.rank, o, n), write,
               proxy="async", sources=[(own, source, size)], nbytes=size, report="bulk store")
 
@@ -350,12 +358,12 @@ def bulk_prefetch(warp, ins):
 
 @operation("cp.async.bulk.commit_group", "", "")
 def bulk_commit(warp, ins):
-    groups_of(warp, "bulk").commit(warp.mask)
+    groups_of(warp).commit(warp.mask)
 
 
 @operation("cp.async.bulk.wait_group", "read?", "a")
 def bulk_wait(warp, ins):
-    return wait_groups(warp, "bulk", immediate(warp, ins, 0), read=ins.has("read"))
+    return wait_groups(warp, immediate(warp, ins, 0), read=ins.has("read"))
 
 
 _REDUCED = {"u32": np.uint32, "s32": np.int32, "u64": np.uint64, "s64": np.int64, "b32": np.uint32,
@@ -415,7 +423,7 @@ def bulk_reduce_global(warp, ins):
         def write(agent, data, target=target):
             update_global(agent, target, len(data), lambda old: reduce_bytes(old, data, name, dtype))
 
-        start(warp, "bulk", 1 << lane, ins.text,
+        start(warp, 1 << lane, ins.text,
               lambda agent, o=source, n=size, c=own: access.read_shared(agent, c.rank, o, n), write,
               proxy="async", sources=[(own, source, size)], nbytes=size, report="bulk reduction")
 
@@ -426,24 +434,18 @@ def bulk_reduce_cluster(warp, ins):
     access = warp.machine.access
     name, dtype = ins.one_of(*_OPERATIONS.split("|")), _REDUCED[ins.modifiers[-1]]
     for lane in warp.lanes:
-        size = bulk_size(warp, warp.u32(2)[lane], lane)
-        cta, offset = shared_address(warp, warp.address(0)[lane], lane, generic=False, cluster=True,
-                                     size=size, align=16, what="destination")
-        own, source = shared_address(warp, warp.address(1)[lane], lane, generic=False, cluster=False,
-                                     size=size, align=16, what="source")
-        b_cta, b_offset = shared_address(warp, warp.address(3)[lane], lane, generic=False, cluster=True,
-                                         size=8, align=8, what="mbarrier address")
+        size, (cta, offset), (own, source), (b_cta, b_offset) = _cluster_operands(warp, lane)
         find(warp, b_cta, b_offset, ins.name, lane)
         require_alive(warp, cta, lane, ins.name)
 
         def write(agent, data, cta=cta, offset=offset):
             update_shared(agent, cta, offset, len(data),
-                                 lambda old: reduce_bytes(old, data, name, dtype))
+                          lambda old: reduce_bytes(old, data, name, dtype))
 
-        start(warp, "bulk", 0, ins.text,
+        start(warp, 0, ins.text,
               lambda agent, o=source, n=size, c=own: access.read_shared(agent, c.rank, o, n),
               write, proxy="async", sources=[(own, source, size)], nbytes=size, report="bulk dsmem reduction",
-              signal=lambda agent, c=b_cta, o=b_offset, n=size: complete_tx(agent, c, o, n, ins.name))
+              signal=signal_of(b_cta, b_offset, size, ins))
 
 
 # --- st.async and red.async ---------------------------------------------------------------------------------
@@ -501,7 +503,7 @@ def st_async(warp, ins):
                     warp.fault("race", f"lanes {other} and {lane} store different values to shared "
                                        f"{place:#x}", lane=int(lane), address=place)
         rows = data[lanes[chosen]]
-        start(warp, "st.async", 0, ins.text, lambda agent, d=rows: d,
+        start(warp, 0, ins.text, lambda agent, d=rows: d,
               lambda agent, d, c=cta, o=places: access.scatter_shared(agent, c.rank, o, d), proxy="generic",
               claims=[(cta, places, size)], nbytes=size * len(lanes), report="st.async",
               signal=signal_of(cta, b_offset, size * len(lanes), ins))
@@ -523,6 +525,6 @@ def red_async(warp, ins):
                 update_shared(agent, c, offset, width,
                               lambda old, new=piece: reduce_bytes(old, new, name, dtype))
 
-        start(warp, "red.async", 0, ins.text, lambda agent, v=values: v, write, proxy="generic",
+        start(warp, 0, ins.text, lambda agent, v=values: v, write, proxy="generic",
               nbytes=width * len(lanes), report="red.async",
               signal=signal_of(cta, b_offset, width * len(lanes), ins))

@@ -1,4 +1,4 @@
-"""Groups of asynchronous operations of a thread: cp.async and bulk copies, commit_group and wait_group.
+"""Groups of bulk copies of a thread: commit_group and wait_group (warp_copies keeps those of cp.async).
 
 Groups belong to threads, but lanes nearly always act together; a ``Groups`` object keeps one history for each
 set of lanes that has acted alike so far, and splits it when they part.
@@ -61,40 +61,25 @@ class Groups:
             history.committed.append(history.open)
             history.open = []
 
-    def pending(self, mask, keep, *, read=False, everything=False):
+    def pending(self, mask, keep, *, read):
         """Operations that are to finish before at most ``keep`` newest groups are left running.
 
         Args:
             read: only their reads of the source need be over (``.read``).
-            everything: also those not committed yet (cp.async.wait_all).
 
         Returns:
             (unfinished operations, operations that count as waited for).
         """
         unfinished, waited = [], []
         for history in self._of(mask):
-            groups = history.committed[:len(history.committed) - keep] if keep else list(history.committed)
-            if everything:
-                groups.append(history.open)
-            for group in groups:
+            for group in history.committed[:max(len(history.committed) - keep, 0)]:
                 for operation in group:
                     waited.append(operation)
                     if not (operation.read_done if read else operation.done):
                         unfinished.append(operation)
         return unfinished, waited
 
-    def forget(self, mask, keep, *, everything=False):
+    def forget(self, mask, keep):
         """Drop groups that were waited for completely."""
         for history in self._of(mask):
             del history.committed[:max(len(history.committed) - keep, 0)]
-            if everything:
-                history.open = []
-
-    def operations(self, mask):
-        """All operations of the lanes that were not waited for yet, finished or not."""
-        found = {}
-        for history in self._of(mask):
-            for group in (*history.committed, history.open):
-                for operation in group:
-                    found[id(operation)] = operation
-        return list(found.values())

@@ -159,7 +159,7 @@ def _store(warp, ins, reduction, report):
                 update_global(agent, int(address), piece.size,
                               lambda old, new=new: reduce_bytes(old, new, reduction, dtype))
 
-        start(warp, "bulk", 1 << int(lane), ins.text, read, write, proxy="async",
+        start(warp, 1 << int(lane), ins.text, read, write, proxy="async",
               sources=[(own, o, n) for o, n in ranges_of(tile, units)],
               nbytes=len(box.rows) * (box.high - box.low), report=report)
 

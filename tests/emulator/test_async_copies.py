@@ -130,6 +130,30 @@ def test_wait_group_leaves_the_newest_groups_running(schedule, seed):
 
 
 @every_schedule
+def test_waiting_for_more_bulk_groups_than_there_are_waits_for_none(schedule, seed):
+    body = """
+        mad.lo.u32 %r1, %tid, 4, %base;
+        st.shared.b32 [%r1], 1; st.shared.b32 [%r1 + 128], 2; st.shared.b32 [%r1 + 256], 3;
+        fence.proxy.async; bar.warp.sync -1;
+        setp.eq.u32 %p0, %tid, 0; @!%p0 bra DONE;
+        add.u32 %r2, %base, 128; add.u32 %r3, %base, 256;
+        cp.async.bulk.global.shared::cta.bulk_group [%a0], [%base], 128; cp.async.bulk.commit_group;
+        cp.async.bulk.global.shared::cta.bulk_group [%a0 + 128], [%r2], 128; cp.async.bulk.commit_group;
+        cp.async.bulk.global.shared::cta.bulk_group [%a0 + 256], [%r3], 128; cp.async.bulk.commit_group;
+        cp.async.bulk.wait_group.read {keep};
+        st.shared.b32 [%base], 4;
+        cp.async.bulk.wait_group 0;
+        DONE:
+    """
+    out = filled(96)
+    launch(body.format(keep=2), out, schedule=schedule, seed=seed)
+    np.testing.assert_array_equal(out, np.repeat([1, 2, 3], 32))
+    with pytest.raises(Fault) as caught:
+        launch(body.format(keep=4), filled(96), schedule=schedule, seed=seed)
+    assert caught.value.kind == "race"
+
+
+@every_schedule
 def test_an_mbarrier_can_count_finished_copies(schedule, seed):
     source, out = words(32), filled(32)
     for suffix, count in ((".noinc", 32), ("", 1)):
