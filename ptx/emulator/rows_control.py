@@ -233,34 +233,28 @@ def match(b, ins):
     )
 
 
-@row("redux.sync", "add|min|max u32|s32", "d, a, m")
-@row("redux.sync", "and|or|xor b32", "d, a, m")
-def reduce_(b, ins):
+def _redux(b, ins, operation, y):
     b.emit(
-        O.REDUX,
+        operation,
         d=b.dest(ins.operands[0]),
-        a=b.value(ins.operands[1], "b32"),
-        e=b.value(ins.operands[2], "b32"),
-        x=REDUX_MODES[ins.modifiers[0]],
-        y=int(ins.modifiers[1] == "s32"),
-        z=L.NONE,
-        sync=L.SYNC_MASK,
-    )
-
-
-@row("redux.sync", "min|max abs? NaN? f32", "d, a, m")
-def reduce_floats(b, ins):
-    y = (F_ABS if ins.has("abs") else 0) | (F_NAN if ins.has("NaN") else 0)
-    b.emit(
-        O.REDUX_F,
-        d=b.dest(ins.operands[0]),
-        a=b.value(ins.operands[1], "f32"),
+        a=b.value(ins.operands[1], ins.modifiers[-1]),
         e=b.value(ins.operands[2], "b32"),
         x=REDUX_MODES[ins.modifiers[0]],
         y=y,
         z=L.NONE,
         sync=L.SYNC_MASK,
     )
+
+
+@row("redux.sync", "add|min|max u32|s32", "d, a, m")
+@row("redux.sync", "and|or|xor b32", "d, a, m")
+def reduce_(b, ins):
+    _redux(b, ins, O.REDUX, int(ins.modifiers[1] == "s32"))
+
+
+@row("redux.sync", "min|max abs? NaN? f32", "d, a, m")
+def reduce_floats(b, ins):
+    _redux(b, ins, O.REDUX_F, (F_ABS if ins.has("abs") else 0) | (F_NAN if ins.has("NaN") else 0))
 
 
 @row("activemask", "b32", "d")

@@ -27,7 +27,7 @@ def _common(b, ins):
         raise b.error("a boolean operator and a predicate operand go together")
     c, negated = b.predicate(ins.operands[3]) if boolean else (None, 0)
     x = COMPARISONS[comparison] | (_BOOLEANS[boolean] if boolean else BOOL_NONE) << 8
-    return comparison, x, c, Y_NOT_C if negated else 0
+    return x, c, Y_NOT_C if negated else 0
 
 
 def _targets(b, ins):
@@ -37,41 +37,52 @@ def _targets(b, ins):
     return b.dest(first), None
 
 
-def _pair_emit(b, op, p, q, a, second, c, x, y, s=0):
+def _flags(ins, kind):
+    """The y flags of the operands' type."""
+    return (
+        (Y_SIGNED if kind[0] == "s" else 0)
+        | (Y_F64 if kind == "f64" else 0)
+        | (Y_BF16 if kind.startswith("bf16") else 0)
+        | (Y_TWO if kind.endswith("x2") else 0)
+        | (Y_FTZ if ins.has("ftz") else 0)
+    )
+
+
+def _setp(b, ins, operation, s=0):
     """e carries a second destination here, so its absence must not look like a constant row."""
-    b.emit(op, d=p, a=a, b=second, c=c, e=NONE if q is None else q, x=x, y=y, s=s, defs="de", uses="abc")
+    x, c, y = _common(b, ins)
+    kind = ins.modifiers[-1]
+    p, q = _targets(b, ins)
+    b.emit(operation, d=p, a=b.value(ins.operands[1], kind), b=b.value(ins.operands[2], kind), c=c,
+           e=NONE if q is None else q, x=x, y=y | _flags(ins, kind), s=s, defs="de", uses="abc")
+
+
+def _set(b, ins, operation, bits, s=0):
+    """`bits`: what stands for true in the destination."""
+    x, c, y = _common(b, ins)
+    kind = ins.modifiers[-1]
+    b.emit(operation, d=b.dest(ins.operands[0]), a=b.value(ins.operands[1], kind),
+           b=b.value(ins.operands[2], kind), c=c, x=x, y=y | _flags(ins, kind), z=bits, s=s)
 
 
 @row("setp", f"{_INTEGER_CMP} {_BOOL} {_INTEGER_TYPES}", "p|q, a, b, c?")
 def setp_integer(b, ins):
-    comparison, x, c, y = _common(b, ins)
-    kind = ins.modifiers[-1]
+    comparison, kind = ins.modifiers[0], ins.modifiers[-1]
     if kind[0] == "b" and comparison not in ("eq", "ne"):
         raise b.error(f"{comparison} needs a signed or unsigned type")
     if kind[0] == "s" and comparison in ("lo", "ls", "hi", "hs"):
         raise b.error(f"{comparison} needs an unsigned type")
-    p, q = _targets(b, ins)
-    _pair_emit(b, O.SETP_INT, p, q, b.value(ins.operands[1], kind), b.value(ins.operands[2], kind), c, x,
-               y | (Y_SIGNED if kind[0] == "s" else 0), 64 - WIDTHS[kind])
+    _setp(b, ins, O.SETP_INT, 64 - WIDTHS[kind])
 
 
 @row("setp", f"{_FLOAT_CMP} {_BOOL} ftz? f32|f64", "p|q, a, b, c?")
 def setp_float(b, ins):
-    _, x, c, y = _common(b, ins)
-    kind = ins.modifiers[-1]
-    p, q = _targets(b, ins)
-    _pair_emit(b, O.SETP_F, p, q, b.value(ins.operands[1], kind), b.value(ins.operands[2], kind), c, x,
-               y | (Y_F64 if kind == "f64" else 0) | (Y_FTZ if ins.has("ftz") else 0))
+    _setp(b, ins, O.SETP_F)
 
 
 @row("setp", f"{_FLOAT_CMP} {_BOOL} ftz? f16|f16x2|bf16|bf16x2", "p|q, a, b, c?")
 def setp_half(b, ins):
-    _, x, c, y = _common(b, ins)
-    kind = ins.modifiers[-1]
-    p, q = _targets(b, ins)
-    _pair_emit(b, O.SETP_HALF, p, q, b.value(ins.operands[1], kind), b.value(ins.operands[2], kind), c, x,
-               y | (Y_BF16 if kind.startswith("bf16") else 0) | (Y_TWO if kind.endswith("x2") else 0)
-               | (Y_FTZ if ins.has("ftz") else 0))
+    _setp(b, ins, O.SETP_HALF)
 
 
 def _true_bits(kind: str) -> int:
@@ -89,35 +100,12 @@ def _true_bits(kind: str) -> int:
 
 @row("set", f"{_INTEGER_CMP} {_BOOL} u32|s32|f32 {_INTEGER_TYPES}", "d, a, b, c?")
 def set_integer(b, ins):
-    _, x, c, y = _common(b, ins)
-    kind, target = ins.modifiers[-1], ins.modifiers[-2]
-    b.emit(
-        O.SET_INT,
-        d=b.dest(ins.operands[0]),
-        a=b.value(ins.operands[1], kind),
-        b=b.value(ins.operands[2], kind),
-        c=c,
-        x=x,
-        y=y | (Y_SIGNED if kind[0] == "s" else 0),
-        z=_true_bits(target),
-        s=64 - WIDTHS[kind],
-    )
+    _set(b, ins, O.SET_INT, _true_bits(ins.modifiers[-2]), 64 - WIDTHS[ins.modifiers[-1]])
 
 
 @row("set", f"{_FLOAT_CMP} {_BOOL} ftz? u32|s32|f32 f32|f64", "d, a, b, c?")
 def set_float(b, ins):
-    _, x, c, y = _common(b, ins)
-    kind, target = ins.modifiers[-1], ins.modifiers[-2]
-    b.emit(
-        O.SET_F,
-        d=b.dest(ins.operands[0]),
-        a=b.value(ins.operands[1], kind),
-        b=b.value(ins.operands[2], kind),
-        c=c,
-        x=x,
-        y=y | (Y_F64 if kind == "f64" else 0) | (Y_FTZ if ins.has("ftz") else 0),
-        z=_true_bits(target),
-    )
+    _set(b, ins, O.SET_F, _true_bits(ins.modifiers[-2]))
 
 
 @row(
@@ -126,23 +114,8 @@ def set_float(b, ins):
     "d, a, b, c?",
 )
 def set_half(b, ins):
-    _, x, c, y = _common(b, ins)
-    kind, target = ins.modifiers[-1], ins.modifiers[-2]
-    packed = kind.endswith("x2")
-    bits = 0xFFFF if packed and target in ("u32", "s32") else _true_bits(target)
-    b.emit(
-        O.SET_HALF,
-        d=b.dest(ins.operands[0]),
-        a=b.value(ins.operands[1], kind),
-        b=b.value(ins.operands[2], kind),
-        c=c,
-        x=x,
-        y=y
-        | (Y_BF16 if kind.startswith("bf16") else 0)
-        | (Y_TWO if packed else 0)
-        | (Y_FTZ if ins.has("ftz") else 0),
-        z=bits,
-    )
+    target, packed = ins.modifiers[-2], ins.modifiers[-1].endswith("x2")
+    _set(b, ins, O.SET_HALF, 0xFFFF if packed and target in ("u32", "s32") else _true_bits(target))
 
 
 @row("and or xor", "pred", "p, p, p")
