@@ -340,27 +340,15 @@ class Access:
                             address=cta.rank << L.RANK_SHIFT | at)
         if not machine.checks.shared_races:
             return
+        touched = (machine.C, clocks.VC, clocks.K, self.out, cta.slot, offsets, size, agent.slot)
         if (
             agent.proxy == "async"
             and machine.checks.async_rules
             and (not writes or machine.checks.proxy_overwrites)
+            and unproxied(*touched, machine.generic_slots)
         ):
-            if unproxied(machine.C, clocks.VC, clocks.K, self.out, cta.slot, offsets, size, agent.slot,
-                         machine.generic_slots):
-                self._unproxied(agent, "shared", writes)
-        code = touch_many(
-            machine.C,
-            clocks.VC,
-            clocks.K,
-            self.out,
-            cta.slot,
-            offsets,
-            size,
-            agent.slot,
-            agent.pc,
-            not writes,
-            writes,
-        )
+            self._unproxied(agent, "shared", writes)
+        code = touch_many(*touched, agent.pc, not writes, writes)
         if code:
             agent.race(
                 self.out, f"shared memory at {int(self.out[L.OUT_ADDRESS]):#x}", "write" if writes else "read"
@@ -437,39 +425,16 @@ class Access:
             agent.fault("read-only", f"write to {memory.names[at]}", address=address)
         if machine.checks.races and machine.A[at, L.A_WRITE]:
             clocks = machine.clocks
-            begin = memory.rows[at][0]
+            touched = (machine.A, clocks.VC, clocks.K, self.out, at, address - memory.rows[at][0], size,
+                       agent.slot)
             if (
                 agent.proxy == "async"
                 and machine.checks.async_rules
                 and (not writes or machine.checks.proxy_overwrites)
+                and unproxied_global(*touched, machine.generic_slots)
             ):
-                code = unproxied_global(
-                    machine.A,
-                    clocks.VC,
-                    clocks.K,
-                    self.out,
-                    at,
-                    address - begin,
-                    size,
-                    agent.slot,
-                    machine.generic_slots,
-                )
-                if code:
-                    self._unproxied(agent, "global", writes)
-            code = record_global(
-                machine.A,
-                clocks.VC,
-                clocks.K,
-                self.out,
-                at,
-                address - begin,
-                size,
-                agent.slot,
-                agent.pc,
-                not writes,
-                writes,
-                False,
-            )
+                self._unproxied(agent, "global", writes)
+            code = record_global(*touched, agent.pc, not writes, writes, False)
             if code:
                 place = int(self.out[L.OUT_ADDRESS])
                 agent.race(self.out, f"{memory.describe(place)} ({place:#x})", "write" if writes else "read")
