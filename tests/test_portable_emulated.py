@@ -337,7 +337,10 @@ FAULTS = {
         "request_listed(lanes, stage ^ kStageBytes, slot, rank + kStages * kPageStride"),
     "the list of pages is complete": (PLAIN, "__syncthreads();\n  if (!live) return;", "if (!live) return;"),
     "the table is complete": (TABLE, "__syncthreads();\n  if (!live) return;", "if (!live) return;"),
-    "warps have published before they merge": (TABLE, "item_sync(place.item_slot);", ""),
+    "a page's warps have published before they merge": (
+        TABLE, "page_sync(place.item_slot * kPageSlots + page_slot);", ""),
+    "page slots have merged before they do": (TABLE, "item_sync(place.item_slot);", ""),
+    "warps have published before they merge": (PLAIN, "item_sync(place.item_slot);", ""),
     "tokens behind the last one are hidden": (
         PLAIN, "if (visible < kWarpTokens) hide_tail", "if (false) hide_tail"),
     "origins move": (PLAIN, "if (__any_sync(~0u, (largest + 0x08000800u) & 0x80008000u))", "if (0)"),

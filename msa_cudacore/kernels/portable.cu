@@ -15,7 +15,7 @@ namespace {
 // Meets the other warps of the item.
 __device__ __forceinline__ void item_sync(u32 item_slot) {
   if constexpr (kItemSlots > 1)
-    ptx::barrier_cta_sync(1 + item_slot, kItemThreads);
+    ptx::barrier_cta_sync(1 + kItemSlots * kPageSlots + item_slot, kItemThreads);
   else
     __syncthreads();
 }
@@ -221,12 +221,19 @@ __device__ __forceinline__ void decode(const Arguments& args) {
     } else {
       publish_warp(state, slot, place.ring, warp, lane_now);
     }
+    if constexpr (!kCooperative && kPageSlots > 1) {
+      page_sync(place.item_slot * kPageSlots + page_slot);
+      merge_page(slot, place.page_ring, page_slot, thread_now % (32 * kWarpsPerPage));
+    }
+    ResultPlace to = {};
+    if constexpr (!kSplit) {
+      const auto mine = part_of_thread<kPartDims>(thread_now);
+      to = result_place_now(args, item_row, mine.head, mine.dim);
+    }
     item_sync(place.item_slot);
-    const MergedPart<kPartDims> merged =
-        kCooperative ? merge_slices(slot, place.item_ring, thread_now)
-                     : merge_warps(slot, place.item_ring, thread_now);
+    const auto merged = merge_item(slot, place.item_ring, thread_now);
     if constexpr (kClusterMerge) ptx::barrier_cluster_wait();  // every inbox is open
-    hand_over(args, item_row, merged, slot.fixed, split);
+    hand_over(args, to, merged, slot.fixed, split);
   }
   if constexpr (kClusterMerge) collect_partials(args, item_row, slot.fixed, split, thread_now);
 }

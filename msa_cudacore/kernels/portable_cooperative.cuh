@@ -23,9 +23,9 @@ struct SliceState {
   float reference[2];
 };
 
-// Meets the warps that work on the same page.
+// Meets the warps that work on the same page, the page_slot-th of the CTA.
 __device__ __forceinline__ void page_sync(u32 page_slot) {
-  if constexpr (kPageSlots > 1)
+  if constexpr (kWarps > kWarpsPerPage)
     ptx::barrier_cta_sync(1 + page_slot, 32 * kWarpsPerPage);
   else
     __syncthreads();

@@ -9,20 +9,32 @@
 constexpr float kLn2 = 0.693147180559945309f;
 constexpr int kPartDims =
     kHeads * kHeadDim / kItemThreads;  // dims of one head that a thread merges: 16, 8 or 4
-constexpr int kPartsPerHead = kHeadDim / kPartDims;
 
 // ---- Results
 
 // Where a thread's part of a head's result goes.
 struct ResultPlace {
   u8 *out, *lse;
+  float v_global_scale;
 };
 
 __device__ __forceinline__ ResultPlace result_place(const Arguments& args, const ItemRow& item, int head,
                                                     int dim) {
   const i64 q_head = item.kv_head * args.group + head;
   return {args.out + item.row * args.out_row + q_head * args.out_head + dim * 2,
-          args.lse + item.row * args.lse_row + q_head * args.lse_head};
+          args.lse + item.row * args.lse_row + q_head * args.lse_head, args.v_global_scale};
+}
+
+// The same, here and now: before a wait, because these are the first reads of their parameters.
+__device__ __forceinline__ ResultPlace result_place_now(const Arguments& args, const ItemRow& item, int head,
+                                                        int dim) {
+  const ResultPlace place = result_place(args, item, head, dim);
+  u64 out_at = reinterpret_cast<u64>(place.out), lse_at = reinterpret_cast<u64>(place.lse);
+  u32 v_global_scale = __float_as_uint(place.v_global_scale);
+  ptx::opaque(out_at);
+  ptx::opaque(lse_at);
+  ptx::opaque(v_global_scale);
+  return {reinterpret_cast<u8*>(out_at), reinterpret_cast<u8*>(lse_at), __uint_as_float(v_global_scale)};
 }
 
 // Natural logarithm of the sum of exponentials, -inf without keys. Beyond 2^50 an origin is all logit.
@@ -32,27 +44,43 @@ __device__ __forceinline__ void store_lse(u8* to, float origin, float sum, float
   *reinterpret_cast<float*>(to) = lse;
 }
 
-// Four dims at a time, divided by the sum, with the factors that decoding left out; a row without keys is
-// exactly zero.
+// Four dims at a time, `stride` apart, divided by the sum, with the factors that decoding left out; a row
+// without keys is exactly zero.
 template <int n>
-__device__ __forceinline__ void store_output(u8* at, float v_global_scale, float sum,
-                                             const float4 (&out)[n]) {
+__device__ __forceinline__ void store_output(u8* at, float v_global_scale, float sum, const float4 (&out)[n],
+                                             int stride = 4) {
   const float factor = sum == 0.0f ? 0.0f : v_global_scale * kCodeUnit / sum;
   uint2* to = reinterpret_cast<uint2*>(at);
 #pragma unroll
   for (int i = 0; i < n; ++i)
-    to[i] = make_uint2(ptx::cvt_rn_bf16x2_f32(out[i].y * factor, out[i].x * factor),
-                       ptx::cvt_rn_bf16x2_f32(out[i].w * factor, out[i].z * factor));
+    to[i * (stride / 4)] = make_uint2(ptx::cvt_rn_bf16x2_f32(out[i].y * factor, out[i].x * factor),
+                                      ptx::cvt_rn_bf16x2_f32(out[i].w * factor, out[i].z * factor));
 }
 
 // ---- Warps of a CTA
 
-template <int kDims>
+// kDims dims of a head, four every kStride.
+template <int kDims, int kStride = 4>
 struct MergedPart {
-  int head, dim;  // first of kDims
+  static constexpr int kStep = kStride;
+  int head, dim;
   float origin, sum;
   float4 out[kDims / 4];
 };
+
+// All heads and dims over as many threads as it takes; neighbours have neighbouring dims, so that they store
+// whole sectors.
+template <int kDims>
+using ThreadPart = MergedPart<kDims, 4 * kHeadDim / kDims>;
+
+template <int kDims>
+__device__ __forceinline__ ThreadPart<kDims> part_of_thread(int thread) {
+  constexpr int kPartsPerHead = kHeadDim / kDims;
+  ThreadPart<kDims> part;
+  part.head = thread / kPartsPerHead;
+  part.dim = thread % kPartsPerHead * 4;
+  return part;
+}
 
 // A warp's 16 x 128 accumulators replace its ring: rows of 4 lines (t) of 32 dims, 16-byte chunks swizzled by
 // lane.
@@ -121,36 +149,62 @@ __device__ __forceinline__ void add_scaled(float4& sum, float factor, const floa
   sum.w = fmaf(factor, x.w, sum.w);
 }
 
-// The item's warps become one, kPartDims dims a thread.
-__device__ __forceinline__ MergedPart<kPartDims> merge_warps(const SlotAddresses& slot,
-                                                             SharedAddress item_ring, int thread) {
-  MergedPart<kPartDims> part;
-  part.head = thread / kPartsPerHead;
-  part.dim = thread % kPartsPerHead * kPartDims;
-  float2 stats[kItemWarps];
+// Partials become one, kDims dims a thread. stats_at: where a partial has the origin and sum of head 0. load:
+// four dims of a head in a partial. All loads come before all arithmetic, which would hold them up.
+template <int kPartials, int kDims, typename StatsAt, typename Load>
+__device__ __forceinline__ ThreadPart<kDims> merge_partials(int thread, const StatsAt& stats_at,
+                                                            const Load& load) {
+  ThreadPart<kDims> part = part_of_thread<kDims>(thread);
+  float2 stats[kPartials];
+  float4 partial[kPartials][kDims / 4];
+#pragma unroll
+  for (int p = 0; p < kPartials; ++p) stats[p] = ptx::ld_shared_v2_f32(stats_at(p) + part.head * 8);
+#pragma unroll
+  for (int p = 0; p < kPartials; ++p)
+#pragma unroll
+    for (int i = 0; i < kDims / 4; ++i) partial[p][i] = load(p, part.head, part.dim + part.kStep * i);
   part.origin = kNoOrigin;
 #pragma unroll
-  for (int w = 0; w < kItemWarps; ++w) {
-    stats[w] = ptx::ld_shared_v2_f32(slot.warp_stats(w) + part.head * 8);
-    part.origin = fmaxf(part.origin, stats[w].x);
-  }
+  for (int p = 0; p < kPartials; ++p) part.origin = fmaxf(part.origin, stats[p].x);
   part.sum = 0.0f;
 #pragma unroll
-  for (int i = 0; i < kPartDims / 4; ++i) part.out[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  const u32 line = part.dim >> 5, swizzle = ((part.head & 1) * 4 + line) * 16;
+  for (int i = 0; i < kDims / 4; ++i) part.out[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
-  for (int w = 0; w < kItemWarps; ++w) {
-    const float factor = ptx::ex2_approx_ftz_f32(stats[w].x - part.origin);
-    part.sum = fmaf(factor, stats[w].y, part.sum);
+  for (int p = 0; p < kPartials; ++p) {
+    const float factor = ptx::ex2_approx_ftz_f32(stats[p].x - part.origin);
+    part.sum = fmaf(factor, stats[p].y, part.sum);
 #pragma unroll
-    for (int i = 0; i < kPartDims / 4; ++i) {
-      const u32 chunk = ((part.dim & 31) >> 2) + i;
-      add_scaled(part.out[i], factor,
-                 ptx::ld_shared_v4_f32(item_ring + w * kWarpRingBytes + part.head * 512 + line * 128 +
-                                       (swizzle ^ (chunk * 16))));
-    }
+    for (int i = 0; i < kDims / 4; ++i) add_scaled(part.out[i], factor, partial[p][i]);
   }
   return part;
+}
+
+// Where a warp's ring has four dims of a head.
+__device__ __forceinline__ SharedAddress place_in_warp(SharedAddress ring, int head, int dim) {
+  const u32 line = dim >> 5, swizzle = ((head & 1) * 4 + line) * 16, chunk = (dim & 31) >> 2;
+  return ring + head * 512 + line * 128 + (swizzle ^ (chunk * 16));
+}
+
+__device__ __forceinline__ float4 load_warp(SharedAddress ring, int head, int dim) {
+  return ptx::ld_shared_v4_f32(place_in_warp(ring, head, dim));
+}
+
+// The warps of a page become one, which takes the place of the first: a thread overwrites what nobody else
+// reads. So the page slots that end first are merged while the others work.
+__device__ __forceinline__ void merge_page(const SlotAddresses& slot, SharedAddress page_ring, u32 page_slot,
+                                           int thread) {
+  const u32 first = page_slot * kWarpsPerPage;
+  const auto part = merge_partials<kWarpsPerPage, kHeads * kHeadDim / (32 * kWarpsPerPage)>(
+      thread, [&](int warp) { return slot.warp_stats(first + warp); },
+      [&](int warp, int head, int dim) { return load_warp(page_ring + warp * kWarpRingBytes, head, dim); });
+  __syncwarp();  // the head's threads, all of this warp, have read its origins
+  if (part.dim == 0) ptx::st_shared_v2_f32(slot.warp_stats(first) + part.head * 8, part.origin, part.sum);
+  int dim = part.dim;
+#pragma unroll
+  for (const float4& x : part.out) {
+    ptx::st_shared_v4_f32(place_in_warp(page_ring, part.head, dim), x.x, x.y, x.z, x.w);
+    dim += part.kStep;
+  }
 }
 
 // ---- Page slots of a CTA whose warps cooperate
@@ -185,32 +239,19 @@ __device__ __forceinline__ float4 load_slices(SharedAddress page_ring, int head,
   }
 }
 
-// The page slots become one, kPartDims dims a thread.
-__device__ __forceinline__ MergedPart<kPartDims> merge_slices(const SlotAddresses& slot,
-                                                              SharedAddress item_ring, int thread) {
-  MergedPart<kPartDims> part;
-  part.head = thread / kPartsPerHead;
-  part.dim = thread % kPartsPerHead * kPartDims;
-  float2 stats[kPageSlots];
-  part.origin = kNoOrigin;
-#pragma unroll
-  for (int s = 0; s < kPageSlots; ++s) {
-    stats[s] = ptx::ld_shared_v2_f32(slot.warp_stats(s) + part.head * 8);
-    part.origin = fmaxf(part.origin, stats[s].x);
-  }
-  part.sum = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kPartDims / 4; ++i) part.out[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll
-  for (int s = 0; s < kPageSlots; ++s) {
-    const float factor = ptx::ex2_approx_ftz_f32(stats[s].x - part.origin);
-    part.sum = fmaf(factor, stats[s].y, part.sum);
-#pragma unroll
-    for (int i = 0; i < kPartDims / 4; ++i)
-      add_scaled(part.out[i], factor,
-                 load_slices(item_ring + s * (kWarpsPerPage * kWarpRingBytes), part.head, part.dim + 4 * i));
-  }
-  return part;
+// ---- An item in a CTA
+
+// What has been published, warps of the only page slot or page slots, becomes one.
+__device__ __forceinline__ ThreadPart<kPartDims> merge_item(const SlotAddresses& slot,
+                                                            SharedAddress item_ring, int thread) {
+  constexpr int kPartials = !kCooperative && kPageSlots == 1 ? kWarpsPerPage : kPageSlots;
+  constexpr int kWarpsEach = kItemWarps / kPartials;
+  return merge_partials<kPartials, kPartDims>(
+      thread, [&](int partial) { return slot.warp_stats(kCooperative ? partial : partial * kWarpsEach); },
+      [&](int partial, int head, int dim) {
+        const SharedAddress ring = item_ring + partial * kWarpsEach * kWarpRingBytes;
+        return kCooperative ? load_slices(ring, head, dim) : load_warp(ring, head, dim);
+      });
 }
 
 // ---- Splits of an item
@@ -232,15 +273,17 @@ constexpr int kOwned = kHeads / kSplits;
 // With one page slot a slice travels to its owners as it is.
 constexpr bool kDirectSlices = kCooperative && kClusterMerge && kPageSlots == 1;
 
-template <int kDims>
-__device__ __forceinline__ void push_partial(const MergedPart<kDims>& part, SharedAddress slot, u32 split) {
+template <int kDims, int kStride>
+__device__ __forceinline__ void push_partial(const MergedPart<kDims, kStride>& part, SharedAddress slot,
+                                             u32 split) {
   const u32 owner = part.head / kOwned, index = split * kOwned + part.head % kOwned;
   const SharedAddress arrival = ptx::mapa_shared_cluster(slot + kSlotArrival, owner);
   const SharedAddress there =
       ptx::mapa_shared_cluster(slot + kSlotInbox + index * (kHeadDim * 4) + part.dim * 4, owner);
 #pragma unroll
   for (int i = 0; i < kDims / 4; ++i)
-    ptx::st_async_v4(there + i * 16, part.out[i].x, part.out[i].y, part.out[i].z, part.out[i].w, arrival);
+    ptx::st_async_v4(there + i * (kStride * 4), part.out[i].x, part.out[i].y, part.out[i].z, part.out[i].w,
+                     arrival);
   if (part.dim == 0)
     ptx::st_async_v2(ptx::mapa_shared_cluster(slot + kSlotInboxStats + index * 8, owner), part.origin,
                      part.sum, arrival);
@@ -250,13 +293,7 @@ __device__ __forceinline__ void collect_partials(const Arguments& args, const It
                                                  SharedAddress slot, u32 split, int thread) {
   constexpr int kLanes = kHeadDim / 4;  // threads for a head's result
   const int dim = thread % kLanes * 4;
-  // Before the wait: these are the first reads of their parameters.
-  const ResultPlace first_place = result_place(args, item, split * kOwned + thread / kLanes, dim);
-  u64 out_at = reinterpret_cast<u64>(first_place.out), lse_at = reinterpret_cast<u64>(first_place.lse);
-  u32 v_global_scale = __float_as_uint(args.v_global_scale);
-  ptx::opaque(out_at);
-  ptx::opaque(lse_at);
-  ptx::opaque(v_global_scale);
+  const ResultPlace to = result_place_now(args, item, split * kOwned + thread / kLanes, dim);
   while (!ptx::mbarrier_try_wait_parity_cluster(slot + kSlotArrival, 0)) {
   }
 #pragma unroll
@@ -279,10 +316,9 @@ __device__ __forceinline__ void collect_partials(const Arguments& args, const It
       add_scaled(out[0], factor,
                  kDirectSlices ? load_places(partial, dim) : ptx::ld_shared_v4_f32(partial + dim * 4));
     }
-    store_output(reinterpret_cast<u8*>(out_at) + first * args.out_head, __uint_as_float(v_global_scale), sum,
-                 out);
+    store_output(to.out + first * args.out_head, to.v_global_scale, sum, out);
     if (dim == 0)
-      store_lse(reinterpret_cast<u8*>(lse_at) + first * args.lse_head, origin, sum,
+      store_lse(to.lse + first * args.lse_head, origin, sum,
                 ptx::ld_shared_f32(slot + kSlotScales + head * 8 + 4));
   }
 }
@@ -301,12 +337,12 @@ __device__ __forceinline__ Workspace workspace_of(const Arguments& args, u32 ite
           reinterpret_cast<float2*>(args.workspace + rows * kHeadDim * 4) + row};
 }
 
-template <int kDims>
-__device__ __forceinline__ void store_partial(const Arguments& args, const MergedPart<kDims>& part, u32 item,
-                                              int split) {
+template <int kDims, int kStride>
+__device__ __forceinline__ void store_partial(const Arguments& args, const MergedPart<kDims, kStride>& part,
+                                              u32 item, int split) {
   const Workspace to = workspace_of(args, item, split, part.head);
 #pragma unroll
-  for (int i = 0; i < kDims / 4; ++i) to.out[part.dim / 4 + i] = part.out[i];
+  for (int i = 0; i < kDims / 4; ++i) to.out[(part.dim + kStride * i) / 4] = part.out[i];
   if (part.dim == 0) *to.stats = make_float2(part.origin, part.sum);
 }
 
@@ -336,23 +372,23 @@ __device__ __forceinline__ void merge_workspace(const Arguments& args) {
       add_scaled(out[0], factor, workspace_of(args, blockIdx.x, s, head).out[lane]);
     }
     const ResultPlace to = result_place(args, item, head, lane * 4);
-    store_output(to.out, args.v_global_scale, sum, out);
+    store_output(to.out, to.v_global_scale, sum, out);
     if (lane == 0) store_lse(to.lse, origin, sum, row.lift);
   }
 }
 
-// What a thread holds of the CTA's result goes where it belongs.
-template <int kDims>
-__device__ __forceinline__ void hand_over(const Arguments& args, const ItemRow& item,
-                                          const MergedPart<kDims>& part, SharedAddress slot, u32 split) {
+// What a thread holds of the CTA's result goes where it belongs; `to` is its place if that is the result.
+template <int kDims, int kStride>
+__device__ __forceinline__ void hand_over(const Arguments& args, const ResultPlace& to,
+                                          const MergedPart<kDims, kStride>& part, SharedAddress slot,
+                                          u32 split) {
   if constexpr (kClusterMerge) {
     push_partial(part, slot, split);
   } else if (part.head < args.group) {
     if constexpr (kSplit) {
       store_partial(args, part, blockIdx.x / kSplits, split);
     } else {
-      const ResultPlace to = result_place(args, item, part.head, part.dim);
-      store_output(to.out, args.v_global_scale, part.sum, part.out);
+      store_output(to.out, to.v_global_scale, part.sum, part.out, kStride);
       if (part.dim == 0)
         store_lse(to.lse, part.origin, part.sum, ptx::ld_shared_f32(slot + kSlotScales + part.head * 8 + 4));
     }
