@@ -128,7 +128,7 @@ __device__ __forceinline__ void decode(const Arguments& args) {
                             slot.warp_stats(warp),
                             lane16};
   if constexpr (kFirstPages < kStages) {
-    if constexpr (kLateSecondPage) ptx::cp_async_wait_group<kPageGroups - 1>();
+    if constexpr (kGradualStart) ptx::cp_async_wait_group<kPageGroups - 1>();
 #pragma unroll
     for (int s = kFirstPages; s < kStages; ++s) {
       if (first + s * kPageStride < pages)

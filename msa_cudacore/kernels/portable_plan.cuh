@@ -54,21 +54,23 @@ constexpr int kTilesAtOnce = kRoomy || kTable || kCooperative ? kTokenTiles : 2;
 // Straight-line code for both stages saves address arithmetic; with few pages a CTA, fetching it costs more
 // than it saves.
 constexpr bool kRolledLoop = kSplits >= 4 || kCooperative;
-// One page in flight until it has arrived: all CTAs' first pages then come before anybody's second.
-constexpr bool kLateSecondPage = !kSplit;
+// With one item a CTA what is needed first comes alone: no second page before the first has arrived, and with
+// the table no values before every warp has asked for keys. Where more items share a CTA they hide each
+// other's start, and asking early is better.
+constexpr bool kGradualStart = !kSplit && kItemSlots == 1;
 // Queries are staged while the page ids are on their way, or, with few pages, while the first page is.
 constexpr bool kLateQueries = kCooperative;
 // Keys (with the scales of both) and values are commit groups of their own: scores start when the keys have
 // come.
 constexpr bool kKeysFirst = kTable || kCooperative;
 constexpr int kPageGroups = kKeysFirst ? 2 : 1;
-// With many pages in flight, the first page's values are requested after everybody's keys.
-constexpr bool kLateValues = kKeysFirst && !kCooperative;
+constexpr bool kLateValues = kKeysFirst && !kCooperative && kGradualStart;
 
 // A warp's part of a page in the ring: codes of keys and values, then their scales.
 constexpr int kStages = 2;
-// Pages requested as soon as their ids are known; the others are read off the list of pages.
-constexpr int kFirstPages = kLateSecondPage || kCooperative ? 1 : kStages;
+// Pages requested as soon as their ids are known; the others are read off the list of pages. Without splits
+// all first pages of a CTA come before its second ones.
+constexpr int kFirstPages = !kSplit || kCooperative ? 1 : kStages;
 constexpr u32 kPartCodes = kWarpTokens * 64;
 constexpr u32 kPartScales = kWarpTokens * 8;
 constexpr u32 kStageValues = kPartCodes;
