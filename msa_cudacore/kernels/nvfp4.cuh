@@ -11,11 +11,19 @@
 
 constexpr float kCodeUnit = 16384.0f;  // what a decoded value must be multiplied by
 
+// The high or the low nibble of each byte as the upper byte of a binary16.
+__device__ __forceinline__ u32 high_codes(u32 codes) {
+  return (codes & 0x80808080u) | ((codes >> 3) & 0x0E0E0E0Eu);
+}
+__device__ __forceinline__ u32 low_codes(u32 codes) {
+  return ((codes << 4) & 0x80808080u) | ((codes << 1) & 0x0E0E0E0Eu);
+}
+
 // Eight codes of a word to four pairs: pairs[0] low nibbles of bytes 0, 1; pairs[1] low nibbles of bytes 2,
 // 3; pairs[2], pairs[3] the high nibbles of the same bytes.
 __device__ __forceinline__ void decode_e2m1(u32 codes, u32 (&pairs)[4]) {
-  const u32 high = (codes & 0x80808080u) | ((codes >> 3) & 0x0E0E0E0Eu);
-  const u32 low = ((codes << 4) & 0x80808080u) | ((codes << 1) & 0x0E0E0E0Eu);
+  const u32 high = high_codes(codes);
+  const u32 low = low_codes(codes);
   pairs[0] = __byte_perm(low, 0, 0x1404);
   pairs[1] = __byte_perm(low, 0, 0x3424);
   pairs[2] = __byte_perm(high, 0, 0x1404);
@@ -25,8 +33,8 @@ __device__ __forceinline__ void decode_e2m1(u32 codes, u32 (&pairs)[4]) {
 // Four codes of one token in the lower half of a word and of the next token in the upper half: pairs[i] has
 // code i of both.
 __device__ __forceinline__ void decode_e2m1_columns(u32 codes, u32 (&pairs)[4]) {
-  const u32 high = (codes & 0x80808080u) | ((codes >> 3) & 0x0E0E0E0Eu);
-  const u32 low = ((codes << 4) & 0x80808080u) | ((codes << 1) & 0x0E0E0E0Eu);
+  const u32 high = high_codes(codes);
+  const u32 low = low_codes(codes);
   pairs[0] = __byte_perm(low, 0, 0x2404);
   pairs[1] = __byte_perm(high, 0, 0x2404);
   pairs[2] = __byte_perm(low, 0, 0x3414);
@@ -36,7 +44,7 @@ __device__ __forceinline__ void decode_e2m1_columns(u32 codes, u32 (&pairs)[4]) 
 // Two codes of each of the two tokens, from the high nibbles: pairs[i] has code 2 * i + 1 of both, or code
 // 2 * i if the word was shifted left by four.
 __device__ __forceinline__ void decode_e2m1_high_columns(u32 codes, u32 (&pairs)[4]) {
-  const u32 high = (codes & 0x80808080u) | ((codes >> 3) & 0x0E0E0E0Eu);
+  const u32 high = high_codes(codes);
   pairs[0] = __byte_perm(high, 0, 0x2404);
   pairs[1] = __byte_perm(high, 0, 0x3414);
 }
