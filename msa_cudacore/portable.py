@@ -23,6 +23,7 @@ __all__ = ["Configuration", "PortableProgram", "choose_configuration", "exact_ar
 SPLITS = (1, 2, 4, 8)
 """Split factors that `splits=` accepts; the automatic choice also knows 16."""
 
+ENTRY = "msa_decode"
 _KERNEL = Path(__file__).parent / "kernels" / "portable.cu"
 _HEADS = 16
 _TABLE_BYTES = 64 * 1024
@@ -39,7 +40,8 @@ class Configuration:
     splits: int
     """CTAs that share the pages of one item."""
     cluster_merge: bool
-    """The CTAs of an item form a cluster that merges in distributed shared memory, else in a workspace."""
+    """The CTAs of an item form a cluster that merges in distributed shared memory; else each puts its partial
+    into a workspace, and the last to arrive merges them."""
     ids_per_lane: int
     """Selected ids that each lane of a warp holds: 1 for a top-k up to 32, 2 up to 64."""
     item_slots: int = 1
@@ -50,6 +52,10 @@ class Configuration:
     """Keys, and values unless warps cooperate, are decoded by a table in shared memory."""
     cooperative: bool = False
     """The warps of a page share their probabilities and divide the value dims; else they merge their sums."""
+    pieces: int = 0
+    """Where CTAs have slots for all items but a few, the leftovers: into how many pieces these are cut."""
+    piece_slots: int = 0
+    """Page slots of an item slot that begin with a piece of a leftover."""
 
     @property
     def item_warps(self) -> int:
@@ -66,7 +72,8 @@ class Configuration:
         """Dynamic shared memory of one CTA, bytes; `kernels/portable_plan.cuh` lays out the same sum."""
         max_topk = 32 * self.ids_per_lane
         maxima = self.page_slots * _HEADS * self.warps_per_page * 4 if self.cooperative else 0
-        slot = 8 * 512 + max_topk * 4 + _HEADS * 8 + 64  # queries, visible tokens, scales, barrier and item
+        # Queries, visible tokens, scales; barrier, items and ends of lists.
+        slot = (2 if self.pieces else 1) * (8 * 512 + max_topk * 4 + _HEADS * 8) + (96 if self.pieces else 64)
         if self.table:  # sources and statistics lie in the table's gaps, as far apart as the slots
             slot = -(-(slot + maxima) // 256) * 256
         else:
@@ -84,6 +91,7 @@ class Configuration:
         numbers = {
             "kItemSlots": self.item_slots, "kWarpsPerPage": self.warps_per_page,
             "kPageSlots": self.page_slots, "kSplits": self.splits, "kIdsPerLane": self.ids_per_lane,
+            "kPieces": self.pieces, "kPieceSlots": self.piece_slots,
         }
         flags = {"kClusterMerge": self.cluster_merge, "kTable": self.table, "kCooperative": self.cooperative}
         return "".join(f"constexpr int {name} = {value};\n" for name, value in numbers.items()) + "".join(
@@ -92,15 +100,28 @@ class Configuration:
 
     def ctas(self, items: int, multiprocessors: int) -> int:
         """Grid size. With item slots, items are spread over the multiprocessors before the slots fill up."""
+        if self.pieces:
+            return multiprocessors
         if self.item_slots == 1:
             return items * self.splits
         return max(-(-items // self.item_slots), min(items, multiprocessors))
 
-    def workspace_bytes(self, problem: Problem) -> int:
-        """Float32 partials [items, splits, group, 128] and their (maximum, sum) pairs."""
-        if self.splits == 1 or self.cluster_merge:
-            return 0
-        return problem.items * self.splits * problem.group * (128 + 2) * 4
+    def leftovers(self, items: int, multiprocessors: int) -> int:
+        """Items that are cut into pieces."""
+        return max(items - self.item_slots * multiprocessors, 0) if self.pieces else 0
+
+    def workspace_bytes(self, problem: Problem, multiprocessors: int) -> int:
+        """Float32 partials [items, splits or pieces, group, 128] and their (maximum, sum) pairs."""
+        partials = self.leftovers(problem.items, multiprocessors) * self.pieces
+        if self.splits > 1 and not self.cluster_merge:
+            partials = problem.items * self.splits
+        return partials * problem.group * (128 + 2) * 4
+
+    def counters(self, items: int, multiprocessors: int) -> int:
+        """Arrivals at the workspace that are counted apart: of an item's warps, or of a leftover's."""
+        if self.splits > 1 and not self.cluster_merge:
+            return items * self.item_warps
+        return self.leftovers(items, multiprocessors) * self.warps_per_page
 
 
 def choose_configuration(problem: Problem, device: DeviceFacts, splits: int | None = None) -> Configuration:
@@ -120,14 +141,17 @@ def choose_configuration(problem: Problem, device: DeviceFacts, splits: int | No
             return Configuration(1, 1, False, ids_per_lane, item_slots=4, table=True)
         return Configuration(1, splits, splits > 1 and device.clusters, ids_per_lane)
     choice = _fill(problem.items, pages, device.multiprocessors, roomy)
-    return replace(choice, ids_per_lane=ids_per_lane, cluster_merge=choice.splits > 1 and device.clusters)
+    return replace(
+        choice, ids_per_lane=ids_per_lane,
+        cluster_merge=choice.cluster_merge and choice.splits > 1 and device.clusters,
+    )
 
 
 def _fill(items: int, pages: int, multiprocessors: int, roomy: bool) -> Configuration:
     """The crossovers were measured on an H200 (docs/portable.md); others scale with their multiprocessors.
 
-    `pages` is the most that an item can have; `roomy` is 9.0 with all of its shared memory. How splits merge
-    and the width of the ids are the caller's.
+    `pages` is the most that an item can have; `roomy` is 9.0 with all of its shared memory. The width of the
+    ids, and whether there are clusters at all, are the caller's.
     """
 
     def slots(most: int) -> int:
@@ -137,27 +161,49 @@ def _fill(items: int, pages: int, multiprocessors: int, roomy: bool) -> Configur
         return min(most, _power_of_two_at_least(-(-pages // side_by_side)))
 
     if items > 2 * multiprocessors:
+        # Two items on every SM and pieces of a few more, where whole items would leave three on some.
+        pieces, piece_slots = _pieces(items - 2 * multiprocessors, 2 * multiprocessors, pages)
+        if roomy and piece_slots == 1:
+            return Configuration(2, 1, False, 1, item_slots=2, table=True, pieces=pieces, piece_slots=1)
         return Configuration(1, 1, False, 1, item_slots=4 if roomy else 1, table=roomy)
     if items > multiprocessors:
         page_slots = slots(2)
         if not roomy:
             return Configuration(page_slots, 1, False, 1)
-        # Three half items at most on any SM, where whole items would leave two on some and one on others.
-        if 2 * items <= 3 * multiprocessors and pages >= 2:
-            return Configuration(1, 2, False, 1)
+        # The same with one item, where whole items would leave two on some.
+        pieces, piece_slots = _pieces(items - multiprocessors, multiprocessors, pages)
+        if pieces:
+            return Configuration(4, 1, False, 1, table=True, pieces=pieces, piece_slots=piece_slots)
         return Configuration(page_slots, 1, False, 1, item_slots=4 // page_slots, table=True)
     if items > multiprocessors // 2:
         return Configuration(slots(4 if roomy else 2), 1, False, 1, table=roomy)
     if items > multiprocessors // 4:
         page_slots = slots(4 if roomy else 2)
         # Clusters of two find a place on every multiprocessor, larger ones do not.
-        return Configuration(page_slots, parts(2, page_slots), False, 1, table=roomy, cooperative=roomy)
+        return Configuration(page_slots, parts(2, page_slots), True, 1, table=roomy, cooperative=roomy)
+    # Of clusters of eight, a GPC of 18 multiprocessors takes two where a CTA has one to itself, and four
+    # where two share one: 15 and 30 on an H200. One cluster more makes some of them wait; CTAs that merge
+    # through the workspace fill every multiprocessor.
+    if roomy and 22 * items > 5 * multiprocessors and pages > 8:
+        return Configuration(4, 4, False, 1, cooperative=True)
+    if roomy and 44 * items > 5 * multiprocessors and 8 * items <= multiprocessors and pages > 8:
+        return Configuration(2, 8, False, 1, cooperative=True)
     if items > 8 or not roomy:
-        return Configuration(1, parts(8), False, 1, cooperative=True)
+        return Configuration(1, parts(8), True, 1, cooperative=True)
     # Of 128 multiprocessors in at most eight GPCs, one GPC has 16, one for each CTA of a cluster of 16. With
     # fewer, as on a part of a GPU, perhaps none has; a cluster of 8 fits everywhere.
     most = 16 if multiprocessors >= 128 else 8
-    return Configuration(1, parts(most), False, 1, warps_per_page=8, cooperative=True)
+    return Configuration(1, parts(most), True, 1, warps_per_page=8, cooperative=True)
+
+
+def _pieces(leftovers: int, slots: int, pages: int) -> tuple[int, int]:
+    """Into how many pieces leftovers are cut, and how many of them an item slot takes; 0, 0 where too many
+    are left over or pages too few.
+    """
+    for pieces, each in ((8, 1), (4, 1), (4, 2)):
+        if pages >= pieces and leftovers * pieces <= slots * each:
+            return pieces, each
+    return 0, 0
 
 
 def _power_of_two_at_least(number: int) -> int:
@@ -204,12 +250,13 @@ class PortableProgram:
         merge = "cluster" if configuration.cluster_merge else "workspace"
         return Plan(
             splits=configuration.splits,
-            workspace_bytes=configuration.workspace_bytes(problem),
+            workspace_bytes=configuration.workspace_bytes(problem, device.multiprocessors),
             description=(
                 f"portable({exact_arch(device.compute_capability)}, item_slots={configuration.item_slots}, "
                 f"page_slots={configuration.page_slots}, warps_per_page={configuration.warps_per_page}"
                 f"{', table' if configuration.table else ''}"
                 f"{', cooperative' if configuration.cooperative else ''}"
+                f"{f', leftovers in {configuration.pieces} pieces' if configuration.pieces else ''}"
                 f"{f', merge={merge}' if configuration.splits > 1 else ''})"
             ),
             configuration=configuration,
@@ -218,34 +265,36 @@ class PortableProgram:
     def bind(self, call: Call, device: DeviceFacts | None, plan: Plan, workspace: Tensor | None) -> Bound:
         assert device is not None
         from .launch.kernel import Geometry, Launch, load
+        from .launch.memory import ZeroedWords
 
         configuration: Configuration = plan.configuration
         items = call.problem.items
         if items == 0:
             return Bound(steps=(), plan=plan, device=device)
-        arguments = list(kernel_arguments(call, workspace.pointer if workspace is not None else 0).values())
-        geometries = {
-            "msa_decode": Geometry(
-                grid=configuration.ctas(items, device.multiprocessors),
-                block=configuration.block,
-                cluster=configuration.splits if configuration.cluster_merge else 1,
-                shared_bytes=configuration.shared_bytes,
-            )
-        }
-        if configuration.splits > 1 and not configuration.cluster_merge:
-            geometries["msa_merge"] = Geometry(grid=items, block=128)
-        steps = []
-        for entry, geometry in geometries.items():
-            kernel = load(
-                source(configuration), exact_arch(device.compute_capability), entry,
-                name="portable.cu", ordinal=device.ordinal, geometry=geometry,
-            )
-            steps.append(Launch(kernel, geometry, arguments, entry=entry))
-        return Bound(steps=tuple(steps), plan=plan, device=device)
+        geometry = Geometry(
+            grid=configuration.ctas(items, device.multiprocessors),
+            block=configuration.block,
+            cluster=configuration.splits if configuration.cluster_merge else 1,
+            shared_bytes=configuration.shared_bytes,
+        )
+        kernel = load(
+            source(configuration), exact_arch(device.compute_capability), ENTRY,
+            name="portable.cu", ordinal=device.ordinal, geometry=geometry,
+        )
+        # Not in the workspace, where another runner may have left its partials.
+        counters = configuration.counters(items, device.multiprocessors)
+        arrivals = ZeroedWords(counters, device.ordinal) if counters else None
+        arguments = kernel_arguments(
+            call, workspace.pointer if workspace is not None else 0, arrivals.pointer if arrivals else 0
+        )
+        step = Launch(kernel, geometry, list(arguments.values()), entry=ENTRY)
+        return Bound(steps=(step,), plan=plan, device=device, memory=arrivals)
 
 
-def kernel_arguments(call: Call, workspace_pointer: int) -> dict[str, np.generic]:
-    """The parameters of both entries by name, in the order of `kernels/portable.cu`.
+def kernel_arguments(
+    call: Call, workspace_pointer: int, arrivals_pointer: int = 0
+) -> dict[str, np.generic]:
+    """The parameters of the entry by name, in the order of `kernels/portable.cu`.
 
     That is the order of their first use: a line of 64 bytes that nobody has read yet costs a CTA 115 cycles
     (H200), and the loads of the selection wait for the first two lines alone.
@@ -281,4 +330,5 @@ def kernel_arguments(call: Call, workspace_pointer: int) -> dict[str, np.generic
     tensor("out", call.out, "row", "head")
     tensor("lse", call.lse, "row", "head")
     size(batch=problem.batch)
+    values["arrivals"] = np.uint64(arrivals_pointer)
     return values

@@ -32,6 +32,8 @@ class Bound:
     steps: tuple[Callable[[Any], None], ...]
     plan: Plan
     device: DeviceFacts | None
+    memory: Any = None
+    """Memory of the program's own that the steps use, to be kept as long as they are."""
 
 
 class Program(Protocol):

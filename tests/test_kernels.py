@@ -9,7 +9,7 @@ import pytest
 from msa_cudacore.contract import Problem
 from msa_cudacore.launch.compile import compile_cubin
 from msa_cudacore.launch.device import DeviceFacts
-from msa_cudacore.portable import SPLITS, Configuration, choose_configuration, source
+from msa_cudacore.portable import ENTRY, SPLITS, Configuration, choose_configuration, source
 
 SHARED_BYTES_PER_BLOCK = {
     # CUDA C++ Programming Guide, technical specifications by compute capability: most shared memory of one block.
@@ -31,7 +31,7 @@ def portable_configurations(arch: str) -> list[Configuration]:
         {
             choose_configuration(Problem(batch, 1, 16, 1, topk, max_pages, num_pages=1), facts, splits)
             for batch, topk, max_pages, splits in itertools.product(
-                (1, 8, 16, 17, 33, 64, 67, 132, 133, 264, 265), (16, 64), (1, 2, 3, 4, 8, 16, 64), (None, *SPLITS)
+                (1, 8, 16, 17, 33, 64, 67, 132, 133, 160, 190, 264, 265, 300), (16, 64), (1, 2, 3, 4, 8, 16, 64), (None, *SPLITS)
             )
         },
         key=repr,
@@ -44,13 +44,8 @@ def test_portable_program_fits_every_part(arch):
     assert {c.splits for c in configurations} >= set(SPLITS)
     for configuration in configurations:
         resources = compile_cubin(source(configuration), arch, name="portable.cu", use_cache=False).resources()
-        entries = {"msa_decode"}
-        if configuration.splits > 1 and not configuration.cluster_merge:
-            entries.add("msa_merge")
-        assert set(resources) >= entries, configuration
-        for entry in entries:
-            used = resources[entry]
-            assert (used.spill_store_bytes, used.spill_load_bytes, used.stack_bytes) == (0, 0, 0), (configuration, entry, used)
-            assert used.registers * configuration.block <= 65536
-        shared = configuration.shared_bytes + resources["msa_decode"].static_shared_bytes
+        used = resources[ENTRY]
+        assert (used.spill_store_bytes, used.spill_load_bytes, used.stack_bytes) == (0, 0, 0), (configuration, used)
+        assert used.registers * configuration.block <= 65536
+        shared = configuration.shared_bytes + used.static_shared_bytes
         assert shared <= SHARED_BYTES_PER_BLOCK[arch], (configuration, shared)

@@ -25,7 +25,9 @@ from msa_cudacore.exact_cases import exact_cases, fixture, odd_stride_cases
 from msa_cudacore.hard_cases import HARD, few_pages
 from msa_cudacore.launch.device import DeviceFacts
 from msa_cudacore.nvfp4 import as_bytes, dequantize, swizzle_v_scales, unswizzle_v_scales
-from msa_cudacore.portable import Configuration, choose_configuration, exact_arch, kernel_arguments, source
+from msa_cudacore.portable import (
+    ENTRY, Configuration, choose_configuration, exact_arch, kernel_arguments, source,
+)
 from msa_cudacore.reference import Report, compare
 
 pytest.importorskip("numba")
@@ -50,10 +52,21 @@ class Program:
         c = self.configuration
         merge = "" if c.splits == 1 else "-cluster" if c.cluster_merge else "-workspace"
         kind = "-table" if c.table else "-cooperative" if c.cooperative else ""
+        kind += f"-pieces{c.pieces}on{c.piece_slots}" if c.pieces else ""
         return (
             f"{self.arch}-items{c.item_slots}-pages{c.page_slots}x{c.warps_per_page}-splits{c.splits}"
             f"{merge}{kind}-ids{32 * c.ids_per_lane}"
         )
+
+
+    def fitted(self, items: int) -> Program:
+        """With as many item slots as it takes to begin with the pieces of all leftovers."""
+        c = self.configuration
+        if not c.pieces:
+            return self
+        sharers = c.pieces // c.piece_slots
+        slots = -(-items * sharers // (sharers + 1))
+        return replace(self, multiprocessors=-(-slots // c.item_slots))
 
 
 def device(capability: tuple[int, int], multiprocessors: int) -> DeviceFacts:
@@ -75,7 +88,9 @@ def choices() -> dict[Configuration, tuple[str, ...]]:
     """Every configuration that a problem on some part comes to, and the architectures on which it does."""
     found: dict[Configuration, set[str]] = {}
     topks, pages, splits = (1, 2, 3, 5, 9, 64), (1, 2, 3, 5, 9), (None, 1, 2, 4, 8)
-    items = (1, 2, 5, 8, 9, 16, 17, 24, 33, 40, 60, 64, 72, 80, 100, 128, 140, 200, 280, 400)
+    items = (
+        1, 2, 5, 8, 9, 16, 17, 24, 33, 40, 60, 64, 72, 80, 100, 128, 140, 160, 180, 200, 270, 280, 300, 400
+    )
     for facts, topk, max_pages, count, factor in itertools.product(DEVICES, topks, pages, items, splits):
         problem = Problem(count, 1, 4, 1, topk, max_pages, 1)
         choice = choose_configuration(problem, facts, factor)
@@ -130,35 +145,47 @@ def module(text: str, arch: str) -> Any:
 
 def launch(
     case: Case, program: Program, schedule: str = "random", seed: int = 0, text: str | None = None,
-    checks: Any = True,
+    checks: Any = True, arrivals: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Run once into poisoned outputs, from a poisoned workspace: (out, lse). `text` replaces the source."""
+    """Run once into poisoned outputs, from a poisoned workspace: (out, lse). `text` replaces the source,
+    `arrivals` are counters that launches before this one have used."""
     call = validate(**case.arguments(), out=None, lse=None, bf16_as_uint16=False)
     out, lse = call.out.owner, call.lse.owner
     out[...], lse[...] = np.nan, np.nan
     configuration, items = program.configuration, call.problem.items
+    program = program.fitted(items)
     tensors = (
         call.q, call.k, call.v, call.k_scale, call.v_scale, call.q2k_indices, call.page_table, call.seqused_k,
         call.out, call.lse,
     )
-    workspace = np.full(configuration.workspace_bytes(call.problem), 0xFF, np.uint8)
+    workspace = np.full(configuration.workspace_bytes(call.problem, program.multiprocessors), 0xFF, np.uint8)
     named = kernel_arguments(call, 0)
     named |= dict(zip(POINTERS, map(emulated.pointer_argument, tensors), strict=True))
-    arguments = list((named | {"workspace": workspace if workspace.size else None}).values())
-    kernels = module(text or source(configuration), program.arch)
-    order = {"schedule": schedule, "seed": seed, "checks": checks, "memory": emulated.memory_of(call)}
-    kernels.launch(
-        "msa_decode",
-        (configuration.ctas(items, program.multiprocessors),),
+    if arrivals is None:
+        arrivals = counters_of(case, program)
+    own = {"workspace": workspace, "arrivals": arrivals}
+    named |= {name: array if array.size else None for name, array in own.items()}
+    ctas = configuration.ctas(items, program.multiprocessors)
+    module(text or source(configuration), program.arch).launch(
+        ENTRY,
+        (ctas,),
         (configuration.block,),
-        arguments,
+        list(named.values()),
         cluster=(configuration.splits,) if configuration.cluster_merge else None,
         shared_bytes=configuration.shared_bytes,
-        **order,
+        schedule=schedule,
+        seed=seed,
+        checks=checks,
+        # What CTAs tell each other through memory can be checked between CTAs that are there together.
+        concurrent_clusters=ctas if arrivals.size else 1,
+        memory=emulated.memory_of(call),
     )
-    if configuration.splits > 1 and not configuration.cluster_merge:
-        kernels.launch("msa_merge", (items,), (128,), arguments, **order)
     return out, lse
+
+
+def counters_of(case: Case, program: Program) -> np.ndarray:
+    items = case.batch * case.seqlen_q * case.num_kv_heads
+    return np.zeros(program.configuration.counters(items, program.fitted(items).multiprocessors), np.uint32)
 
 
 def judge(case: Case, out: np.ndarray, lse: np.ndarray) -> Report:
@@ -181,12 +208,18 @@ def bits(results: tuple[np.ndarray, np.ndarray]) -> tuple[bytes, bytes]:
 
 def fitting_case(rng: np.random.Generator, program: Program, most_ctas: int = 8, **options: Any) -> Case:
     """A hostile random problem of few CTAs, with a top-k that the program's id width serves."""
-    wide = program.configuration.ids_per_lane == 2
+    wide, pieces = program.configuration.ids_per_lane == 2, program.configuration.pieces
     options.setdefault("topk", int(rng.choice([33, 40, 64] if wide else [1, 2, 3, 7, 8, 15, 16, 16, 17, 32])))
     most = max(most_ctas // program.configuration.splits, 1)
     kv_heads = int(rng.choice([n for n in (1, 2, 3) if n <= most]))
     seqlen_q = int(rng.choice([n for n in (1, 1, 2, 3, 5) if n * kv_heads <= most]))
     options = {"num_kv_heads": kv_heads, "seqlen_q": seqlen_q, "work": 30} | options
+    if pieces:  # one or two leftovers
+        sharers = pieces // program.configuration.piece_slots
+        batch = sharers + int(rng.integers(1, 3)) if sharers > 2 else int(rng.integers(3, 8))
+        options |= {"num_kv_heads": 1, "seqlen_q": 1, "group": int(rng.choice([1, 3, 16])), "work": 100}
+        options["lengths"] = rng.integers(0, 128 * options.get("max_pages", 10), batch)
+        return random_case(rng, **options)
     case = random_case(rng, **options)
     while case.batch * case.seqlen_q * case.num_kv_heads > most or case.page_table.size > 40:
         case = random_case(rng, **options)
@@ -263,6 +296,59 @@ def fixed(case: Case, facts: DeviceFacts, splits: int | None) -> Program:
     return Program(choice, exact_arch(facts.compute_capability), facts.multiprocessors)
 
 
+LEFTOVERS = [
+    Program(Configuration(4, 1, False, 1, table=True, pieces=8, piece_slots=1), "sm_90a"),
+    Program(Configuration(4, 1, False, 1, table=True, pieces=4, piece_slots=2), "sm_90a"),
+    Program(Configuration(2, 1, False, 1, item_slots=2, table=True, pieces=4, piece_slots=1), "sm_90a"),
+]
+COUNTED = [
+    Program(Configuration(1, 2, False, 1, cooperative=True), "sm_86"),
+    Program(Configuration(4, 4, False, 1, cooperative=True), "sm_90a"),
+    *LEFTOVERS,
+]
+
+
+def leftover_case(rng: np.random.Generator, program: Program, pages: int, **options: Any) -> Case:
+    """One item more than there are slots: the last, of that many pages. The others have 16, enough for slots
+    with pieces to take some of them.
+    """
+    c = program.configuration
+    lengths = [*rng.integers(15 * 128, 16 * 128, c.pieces // c.piece_slots), max(128 * pages - 5, 0)]
+    case = random_case(rng, seqlen_q=1, num_kv_heads=1, topk=16, lengths=lengths, hostile=False, **options)
+    case.q2k_indices[...] = np.arange(16)
+    return replace(case, expected_out=None, expected_lse=None)
+
+
+@pytest.mark.parametrize("pages", [0, 1, 3, 5, 12])
+@pytest.mark.parametrize("program", LEFTOVERS, ids=str)
+def test_a_leftover_of_few_pages(program, pages, rng):
+    """Some of its pieces, or all of them, are empty."""
+    check(leftover_case(rng, program, pages), program, "random", pages)
+
+
+@pytest.mark.parametrize("program", LEFTOVERS, ids=str)
+def test_the_bits_of_a_row_do_not_depend_on_the_length_of_a_leftover(program, rng):
+    case = leftover_case(rng, program, 12)
+    shorter = replace(case, seqused_k=np.array([*case.seqused_k[:-1], 200], np.int32))
+    (out, lse), (short_out, short_lse) = launch(case, program), launch(shorter, program)
+    assert out[:-1].tobytes() == short_out[:-1].tobytes() and lse[:-1].tobytes() == short_lse[:-1].tobytes()
+    assert out[-1].tobytes() != short_out[-1].tobytes()
+
+
+@pytest.mark.parametrize("program", COUNTED, ids=str)
+def test_launches_after_one_another_leave_the_counters_at_zero(program, rng):
+    """Whichever CTA comes last, and whatever was in the workspace."""
+    if program.configuration.pieces:
+        case = leftover_case(rng, program, 7)
+    else:
+        case = random_case(rng, seqlen_q=1, num_kv_heads=1, topk=6, lengths=[700, 0], hostile=False)
+    arrivals, results = counters_of(case, program), set()
+    for seed in range(4):
+        results.add(bits(launch(case, program, seed=seed, arrivals=arrivals)))
+        assert not arrivals.any()
+    assert len(results) == 1
+
+
 # ---- Hard arithmetic
 
 
@@ -319,6 +405,10 @@ COOPERATIVE = Program(Configuration(1, 2, True, 1, cooperative=True), "sm_90a")
 SIDE_BY_SIDE = Program(Configuration(2, 1, False, 1, cooperative=True), "sm_90a")
 WORKSPACE = Program(Configuration(1, 2, False, 1), "sm_86")
 
+ONE_PIECE, TWO_PIECES, TWO_ITEMS = LEFTOVERS
+
+ARRIVAL = "ptx::atom_inc_acq_rel_gpu_u32(counter, count - 1)"
+
 WAIT_FOR_KEYS = "ptx::cp_async_wait_group<kPageGroups*(kStages - idle) - 1>();"
 WAIT_FOR_VALUES = "ptx::cp_async_wait_group<kPageGroups*(kStages - idle) - 2>();"
 
@@ -363,6 +453,24 @@ FAULTS = {
     "a split writes its own part of the workspace": (
         WORKSPACE, "store_partial(args, part, blockIdx.x / kSplits, split);",
         "store_partial(args, part, blockIdx.x / kSplits, 0);"),
+    "partials are released and acquired": (WORKSPACE, "atom.acq_rel.gpu", "atom.relaxed.gpu"),
+    "partials are released": (WORKSPACE, "atom.acq_rel.gpu", "atom.acquire.gpu"),
+    "partials are acquired": (WORKSPACE, "atom.acq_rel.gpu", "atom.release.gpu"),
+    "the last one merges": (WORKSPACE, "== kSplits - 1)", "== 0)"),
+    "counters are zero again": (WORKSPACE, ARRIVAL, ARRIVAL.replace("count - 1", "~0u")),
+    "pieces are released and acquired": (ONE_PIECE, "atom.acq_rel.gpu", "atom.relaxed.gpu"),
+    "counters of pieces are zero again": (ONE_PIECE, ARRIVAL, ARRIVAL.replace("count - 1", "~0u")),
+    "a piece goes to its own place": (
+        TWO_PIECES, "store_partial(args, part, leftover, piece);", "store_partial(args, part, leftover, 0);"),
+    "a piece's warps have published": (
+        TWO_ITEMS, "page_sync(item_slot * kPageSlots + page_slot);\n  const auto", "const auto"),
+    "a piece has left the stage": (
+        ONE_PIECE, "page_sync(item_slot * kPageSlots + page_slot);  // nobody reads", "// nobody reads"),
+    "an item begins with sums of its own": (ONE_PIECE, "begin_item();\n          at.queries", "at.queries"),
+    "an item has its own queries": (ONE_PIECE, "at.queries -= kQueryBytes;", ""),
+    "an item has its own scales": (TWO_PIECES, "at.scales -= kScaleBytes;", ""),
+    "a piece ends where it does": (ONE_PIECE, "list_of(page_slot) + turns : kNoPiece", "first : kNoPiece"),
+    "a page that others list comes late": (ONE_PIECE, "if (waits_for_list) {", "if (false) {"),
 }
 
 
@@ -373,19 +481,25 @@ def test_a_planted_fault_is_noticed(fault, rng):
     program, original, replacement = FAULTS[fault]
     text = source(program.configuration)
     assert text.count(original) >= 1, "the line stands no more in the source"
-    case = few_pages(rng, [0.25] * 7)
-    # Tokens that nobody sees.
-    case.k_scale[-1, :, -3:] = 0x7F
-    dead = unswizzle_v_scales(case.v_scale[-1, 0])
-    dead[-3:] = 0x7F
-    case.v_scale[-1, 0] = swizzle_v_scales(dead)
+    if program.configuration.pieces:
+        case = leftover_case(rng, program, 3, group=16)
+    else:
+        case = few_pages(rng, [0.25] * 7)
+        # Tokens that nobody sees.
+        case.k_scale[-1, :, -3:] = 0x7F
+        dead = unswizzle_v_scales(case.v_scale[-1, 0])
+        dead[-3:] = 0x7F
+        case.v_scale[-1, 0] = swizzle_v_scales(dead)
+    counters = counters_of(case, program)
     for schedule, seed in SCHEDULES:
         check(case, program, schedule, seed)
         try:
-            results = launch(case, program, schedule, seed, text.replace(original, replacement))
+            results = launch(
+                case, program, schedule, seed, text.replace(original, replacement), arrivals=counters
+            )
         except emulator.Fault:
             return
-        if not judge(case, *results):
+        if not judge(case, *results) or counters.any():
             return
     pytest.fail("nothing noticed")
 

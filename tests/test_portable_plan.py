@@ -16,7 +16,7 @@ from msa_cudacore.contract import Problem, validate
 from msa_cudacore.launch import device as device_module
 from msa_cudacore.launch.device import DeviceFacts
 from msa_cudacore.portable import (
-    SPLITS, Configuration, PortableProgram, choose_configuration, exact_arch, kernel_arguments, source,
+    ENTRY, SPLITS, Configuration, PortableProgram, choose_configuration, exact_arch, kernel_arguments, source,
 )
 
 
@@ -34,27 +34,38 @@ def test_large_batches_are_not_split_and_small_ones_are():
     assert choose_configuration(problem(batch=1), device()).splits > 1
 
 
-def test_half_items_smooth_the_step_behind_one_item_for_each_multiprocessor():
-    def chosen(items):
-        return choose_configuration(problem(batch=items, hkv=1), device())
+def test_leftovers_smooth_the_steps_behind_one_and_two_items_for_each_multiprocessor():
+    def chosen(items, **sizes):
+        c = choose_configuration(problem(batch=items, hkv=1, **sizes), device())
+        return c.item_slots, c.pieces, c.piece_slots
 
-    assert [chosen(items).splits for items in (132, 133, 198, 199, 264, 265)] == [1, 2, 2, 1, 1, 1]
-    assert choose_configuration(problem(batch=133, hkv=1, max_pages=1), device()).splits == 1
+    assert [chosen(items) for items in (132, 133, 148, 149, 165, 166, 198, 199)] == [
+        (1, 0, 0), (1, 8, 1), (1, 8, 1), (1, 4, 1), (1, 4, 1), (1, 4, 2), (1, 4, 2), (2, 0, 0),
+    ]
+    assert [chosen(items) for items in (264, 265, 297, 298, 330, 331)] == [
+        (2, 0, 0), (2, 8, 1), (2, 8, 1), (2, 4, 1), (2, 4, 1), (4, 0, 0),
+    ]
+    assert chosen(133, max_pages=7) == (1, 4, 1) and chosen(133, max_pages=3) == (2, 0, 0)
 
 
 def test_small_batches_cooperate_in_clusters_that_fit():
-    """Of four CTAs or more only where two fit an SM: an H200's 132 SMs have room for 30 clusters of four."""
+    """Of four CTAs or more only where two fit an SM: an H200's 132 SMs have room for 30 clusters of four. One
+    more than fit would wait, and then there are no clusters.
+    """
 
     def chosen(items):
         c = choose_configuration(problem(batch=items, hkv=1), device())
         return c.splits, c.page_slots, c.warps_per_page, c.cooperative
 
     assert [chosen(items) for items in (1, 8)] == [(16, 1, 8, True)] * 2
-    assert [chosen(items) for items in (9, 16, 32, 33)] == [(8, 1, 4, True)] * 4
+    assert [chosen(items) for items in (9, 15, 17, 30)] == [(8, 1, 4, True)] * 4
+    assert [chosen(items) for items in (16, 31, 33)] == [(8, 2, 4, True), (4, 4, 4, True), (4, 4, 4, True)]
     assert [chosen(items) for items in (34, 64, 66)] == [(2, 4, 4, True)] * 3
     for items in range(1, 67):
         c = choose_configuration(problem(batch=items, hkv=1), device())
-        assert c.splits <= 2 or 2 * c.shared_bytes <= device().shared_bytes_per_block and c.block <= 256
+        assert c.cluster_merge == (items not in (16, 31, 32, 33))
+        two_fit = 2 * c.shared_bytes <= device().shared_bytes_per_block and c.block <= 256
+        assert not c.cluster_merge or c.splits <= 2 or two_fit
 
 
 @pytest.mark.parametrize(
@@ -73,11 +84,13 @@ def test_a_split_never_exceeds_the_pages_there_are():
     assert choose_configuration(problem(max_pages=0), device()).splits == 1
 
 
-def test_workspace_is_for_parts_without_clusters_alone():
+def test_workspace_is_for_partials_that_no_cluster_merges():
     program, sizes = PortableProgram(), problem(batch=2)
     assert program.plan(sizes, device((9, 0)), 4).workspace_bytes == 0
     assert program.plan(sizes, device((8, 0)), 4).workspace_bytes == sizes.items * 4 * 16 * (128 + 2) * 4
     assert program.plan(sizes, device((8, 0)), 1).workspace_bytes == 0
+    leftovers = problem(batch=150, hkv=1)
+    assert program.plan(leftovers, device(), None).workspace_bytes == 18 * 4 * 16 * (128 + 2) * 4
 
 
 @given(
@@ -96,12 +109,16 @@ def test_every_configuration_fits_its_device(
     assert chosen.splits in (*SPLITS, 16) and (splits is None or chosen.splits == splits)
     assert chosen.splits < 16 or facts.clusters
     assert 32 * chosen.ids_per_lane >= topk
-    assert chosen.cluster_merge == (chosen.splits > 1 and facts.clusters)
+    assert not chosen.cluster_merge or (chosen.splits > 1 and facts.clusters)
     assert chosen.block <= 512
     items = batch * seqlen_q * hkv
     ctas = chosen.ctas(items, multiprocessors)
-    # Item slot s of CTA c takes item c + s * ctas: every item is taken, and no CTA is without one.
-    assert ctas * chosen.item_slots >= items * chosen.splits and ctas <= items * chosen.splits
+    # Item slot s of CTA c takes item c + s * ctas: every item is taken, and no CTA is without one. Leftovers
+    # are the items beyond, and each of their pieces finds a page slot.
+    leftovers = chosen.leftovers(items, multiprocessors)
+    assert ctas * chosen.item_slots >= (items - leftovers) * chosen.splits and ctas <= items * chosen.splits
+    assert leftovers * chosen.pieces <= ctas * chosen.item_slots * chosen.piece_slots
+    assert (leftovers > 0) == (chosen.pieces > 0)
 
 
 @given(batch=st.integers(1, 300), other=st.integers(1, 300), splits=st.sampled_from(SPLITS))
@@ -117,7 +134,7 @@ def test_a_fixed_split_has_one_page_slot(batch, max_pages, splits):
 
 
 def test_kernel_arguments_are_what_they_are_called(rng):
-    """Pointers, byte strides, sizes, scales and workspace by name."""
+    """Pointers, byte strides, sizes, scales, workspace and counters by name."""
     case = random_case(
         rng, layout="separate", group=3, num_kv_heads=2, batch=3, seqlen_q=2, topk=5, strided_inputs=True
     )
@@ -129,7 +146,8 @@ def test_kernel_arguments_are_what_they_are_called(rng):
         "q2k": (case.q2k_indices, "head", "row", "j"), "page_table": (case.page_table, "row", "j"),
         "seqused_k": (case.seqused_k, "stride"), "out": (out, "row", "head"), "lse": (lse, "row", "head"),
     }
-    expected = {"workspace": np.uint64(77), "v_global_scale": np.float32(case.v_global_scale)}
+    expected = {"workspace": np.uint64(77), "arrivals": np.uint64(78)}
+    expected["v_global_scale"] = np.float32(case.v_global_scale)
     for name, (array, *strides) in axes.items():
         expected[name] = np.uint64(array.ctypes.data)
         for axis, size, stride in zip(strides, array.shape, array.strides):
@@ -137,7 +155,7 @@ def test_kernel_arguments_are_what_they_are_called(rng):
     sizes = {"batch": 3, "seqlen_q": 2, "num_kv_heads": 2, "group": 3, "topk": 5}
     sizes |= {"max_pages": case.page_table.shape[1], "num_pages": case.k.shape[0]}
     expected |= {name: np.int32(size) for name, size in sizes.items()}
-    given = kernel_arguments(call, 77)
+    given = kernel_arguments(call, 77, 78)
     softmax_scale = 128**-0.5 if case.softmax_scale is None else case.softmax_scale
     score_scale = given.pop("score_scale")
     assert type(score_scale) is np.float32
@@ -147,20 +165,19 @@ def test_kernel_arguments_are_what_they_are_called(rng):
 
 
 def test_kernel_arguments_stand_in_the_order_of_the_parameters(rng):
-    """Both entries of kernels/portable.cu, and the structure that takes them, have them in this order."""
+    """The entry of kernels/portable.cu, and the structure that takes them, have them in this order."""
     call = validate(**random_case(rng).arguments(), out=None, lse=None, bf16_as_uint16=False)
     types = {np.uint64: "u8*", np.int64: "i64", np.int32: "i32", np.float32: "float"}
     expected = [(types[type(value)], name) for name, value in kernel_arguments(call, 0).items()]
     text = source(Configuration(1, 1, False, 1))
-    for entry in ("msa_decode", "msa_merge"):
-        signature = re.search(rf" {entry}\((.*?)\)", text, re.DOTALL)[1]
-        assert re.findall(r"(?:const )?(\S+) (\w+)(?:,|$)", signature) == expected
+    signature = re.search(rf" {ENTRY}\((.*?)\)", text, re.DOTALL)[1]
+    assert re.findall(r"(?:const )?(\S+) (\w+)(?:,|$)", signature) == expected
     body = re.search(r"struct Arguments {(.*?)};", text, re.DOTALL)[1]
     members = re.findall(r"(?:const )?(\S+) ([\w, ]+);", body)
     assert [(kind, name) for kind, names in members for name in names.split(", ")] == expected
     # Initialisers, too.
-    for names in re.findall(r"\(\{\s*(num_kv_heads.*?)\}\)", text, re.DOTALL):
-        assert re.split(r",\s*", names) == [name for _, name in expected]
+    names = re.search(r"\(\{\s*(num_kv_heads.*?)\}\)", text, re.DOTALL)[1]
+    assert re.split(r",\s*", names) == [name for _, name in expected]
 
 
 @pytest.mark.parametrize("splits", [3, 5, 16, 64])

@@ -459,6 +459,47 @@ def test_random_problems_merged_through_the_workspace(portable_target, without_c
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("share", [1.01, 1.2, 1.45, 2.01, 2.4])
+def test_leftovers_of_every_multiprocessor(portable_target, share, rng):
+    """A few items more than multiprocessors have slots for, launched and replayed from dirty workspaces."""
+    import torch
+
+    from msa_cudacore.launch import device
+
+    items = int(share * device.facts(0).multiprocessors)
+    lengths = rng.integers(0, 128 * 9, items)
+    case = random_case(rng, group=16, num_kv_heads=1, seqlen_q=1, topk=16, lengths=lengths, max_pages=9)
+    moved = portable_target.move(case)
+    needed = portable_target.prepare(moved).workspace_bytes
+    workspace = torch.full((needed,), 0xFF, dtype=torch.uint8, device="cuda")
+    runner = portable_target.prepare(moved, workspace_buffer=workspace)
+    assert device.facts(0).compute_capability != (9, 0) or "leftovers" in runner.program
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        runner()
+    results = []
+    for launch in (runner, runner, graph.replay, runner, graph.replay):
+        workspace.fill_(0xFF)
+        portable_target.fill(runner.out, np.nan)
+        launch()
+        results.append(snapshot(portable_target, runner))
+    assert len(set(results)) == 1
+    assert_right(portable_target, runner, case)
+
+
+@pytest.mark.gpu
+def test_counters_of_a_runner_that_has_gone_are_not_those_of_another(portable_target, without_clusters, rng):
+    """Runners made, launched and dropped in a row: every one finds zeros."""
+    cases = [small_case(rng, lengths=np.full(batch, 1000)) for batch in (1, 3, 8)]
+    for case in cases * 5:
+        runner = portable_target.prepare(portable_target.move(case), splits=8)
+        runner()
+        runner()
+        assert_right(portable_target, runner, case)
+        del runner
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     "name", ["an empty request beside a full one", "a row that selects nothing", "causal edge inside a page"]
 )

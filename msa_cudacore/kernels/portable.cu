@@ -4,11 +4,11 @@
 // CTAs share an item; in a CTA, kPageSlots of its pages are in work side by side, kWarpsPerPage warps each.
 // Every warp streams its part of the pages through a private cp.async ring, keeps its own softmax origin and
 // its own 16 x 128 sums, and waits for nobody until the warps of the item merge; portable_cooperative.cuh has
-// the other way, for few pages. Splits meet in distributed shared memory or in a workspace that msa_merge
-// reads. All sums run in a fixed order, and nothing survives a launch. docs/portable.md has the design.
+// the other way, for few pages. Splits meet in distributed shared memory, or in a workspace where the last
+// one to arrive merges them. All sums run in a fixed order. docs/portable.md has the design.
 #include "barrier.cuh"
 #include "opaque.cuh"
-#include "portable_merge.cuh"
+#include "portable_leftovers.cuh"
 
 namespace {
 
@@ -47,11 +47,22 @@ __device__ __forceinline__ void decode(const Arguments& args) {
   const int warp = place.warp, thread = warp * 32 + lane;
   const u32 part = warp % kWarpsPerPage, split = kSplit ? blockIdx.x % kSplits : 0;
   const u32 index = kItemSlots > 1 ? blockIdx.x + gridDim.x * place.item_slot : blockIdx.x / kSplits;
-  const bool live = kItemSlots == 1 || index < item_count(args);
-  const Item item = item_of(args, live ? index : 0);
+  const bool live = (kItemSlots == 1 && !kLeftovers) || index < item_count(args);
+  u32 item_index = live ? index : 0;
+  const u32 leftover = index / kSharers;
+  const bool has_leftover = kLeftovers && first_leftover() + leftover < item_count(args);
+  // Warps that begin with a piece of a leftover know their own item by what others list.
+  const bool on_piece = has_leftover && warp / kWarpsPerPage >= kOtherSlots;
+  if (on_piece) item_index = first_leftover() + leftover;
+  const Item item = item_of(args, item_index);
   if constexpr (kClusterMerge) open_inbox(slot.fixed, thread);
   const SelectedIds ids = load_ids(args, item, lane);
-  const int head = thread >> 3, query_index = thread & 7;
+  // Queries: eight threads a head. Those of the slot's own item are the first page slot's, whose warps are
+  // oldest and so issue first, and a leftover's the last one's.
+  const bool brings_queries =
+      !kLeftovers || warp < kWarpsPerPage || (on_piece && warp / kWarpsPerPage == kPageSlots - 1);
+  const int head = kLeftovers ? (brings_queries ? (thread >> 3) % kHeads : kHeads) : thread >> 3;
+  const int query_index = thread & 7;
   const QueryPart query = load_query(args, item, head < kHeads ? head : args.group, query_index);
   Selection selection = load_pages(args, item, ids);
   u32 lane16 = lane * 16;
@@ -60,20 +71,29 @@ __device__ __forceinline__ void decode(const Arguments& args) {
   if constexpr (kTable && kLateQueries) fill_table(smem, threadIdx.x);
 
   auto stage_queries = [&] {
-    if (thread == 0) ptx::st_shared_v2_u32(slot.fixed + kSlotItem, item.row, item.kv_head);
+    const u32 of = on_piece ? 1 : 0;
+    if (kLeftovers ? head == 0 && query_index == 0 : thread == 0)
+      ptx::st_shared_v2_u32(slot.fixed + (of ? kSlotLeftover : kSlotItem), item.row, item.kv_head);
     if (head >= kHeads) return;
     const int exponent = row_exponent(query);
-    stage_query(query, exponent, args.score_scale < 0.0f, head, query_index, slot.fixed + kSlotQueries);
+    stage_query(query, exponent, args.score_scale < 0.0f, head, query_index,
+                slot.fixed + kSlotQueries + of * kQueryBytes);
     if (query_index == 0) {
       const RowScale row = bounded_scale(args.score_scale, exponent);
-      ptx::st_shared_v2_f32(slot.fixed + kSlotScales + head * 8, row.scale, row.lift);
+      ptx::st_shared_v2_f32(slot.fixed + kSlotScales + of * kScaleBytes + head * 8, row.scale, row.lift);
     }
   };
   if constexpr (!kLateQueries) stage_queries();
 
   rank_pages(args, selection, lane);
   // A slot without an item asks for nothing: its warps leave before a copy would have arrived.
-  const int pages = live ? selection.count : 0, first = split * kPageSlots + warp / kWarpsPerPage;
+  int pages = live ? selection.count : 0, first = split * kPageSlots + warp / kWarpsPerPage;
+  const u32 page_slot = warp / kWarpsPerPage;
+  const int turns = turns_of_piece(args, has_leftover);
+  const int piece = index % kSharers * kPieceSlots + page_slot - kOtherSlots;
+  if (on_piece) first = piece;
+  // A piece without pages: the slot's first page is of its own item, and listed by others.
+  const bool waits_for_list = on_piece && first >= pages;
   RingLanes lanes = ring_lanes(place.ring, lane);
 #pragma unroll
   for (int s = 0; s < kFirstPages; ++s) {
@@ -87,20 +107,54 @@ __device__ __forceinline__ void decode(const Arguments& args) {
       else
         request_part(lanes, s * kStageBytes, keys, sources.values + page * args.v_page, scales,
                      from_lanes.brings_scales);
-    } else if constexpr (!kLateValues) {
+    } else if (!kLateValues && !waits_for_list) {
       request_nothing();
     }
-    ptx::cp_async_commit_group();
+    if (!waits_for_list) ptx::cp_async_commit_group();
   }
   if constexpr (kClusterMerge) {
     __syncwarp();
     ptx::barrier_cluster_arrive_relaxed();
   }
-  if (warp == 0) list_pages(args, item, selection, slot);
+  if constexpr (kLeftovers) {
+    // From here on places in the page slot's list.
+    const int piece_pages = on_piece ? (selection.count + kStored - 1 - piece) / kStored : 0;
+    first = list_of(page_slot) + (on_piece ? turns - piece_pages : 0);
+    if (part == 0) {
+      if (on_piece)
+        list_piece(args, item, selection, slot, piece, first);
+      else if (page_slot == 0)
+        list_dealt(args, item, selection, slot, turns, lane);
+      if (lane == 0) {
+        ptx::st_shared_u32(slot.fixed + kSlotEnds + page_slot * 8 + 4,
+                           piece_pages > 0 ? list_of(page_slot) + turns : kNoPiece);
+        if (page_slot == kPageSlots - 1)
+          ptx::st_shared_u32(slot.fixed + kSlotPieces, min(selection.count, kPieces));
+      }
+    }
+  } else {
+    if (warp == 0) list_pages(args, item, selection, slot, [](int rank) { return rank; });
+  }
   if constexpr (kLateQueries) stage_queries();
   if constexpr (kTable && !kLateQueries) fill_table(smem, threadIdx.x);
   __syncthreads();
   if (!live) return;
+  if constexpr (kLeftovers) {
+    // One without pages has nobody to arrive: the first of its item slots writes the result.
+    if (on_piece && page_slot == kPageSlots - 1 && index % kSharers == 0 && selection.count == 0)
+      merge_pieces(args, slot.fixed, leftover, 0, part * 32 + lane);
+    pages = static_cast<int>(ptx::ld_shared_u32(slot.fixed + kSlotEnds + page_slot * 8));
+    if (waits_for_list) {
+      if (first >= pages) {
+        if constexpr (!kLateValues) request_nothing();
+      } else if constexpr (kLateValues) {
+        request_listed_keys(lanes, 0, slot, first, source_lanes(lane16, part));
+      } else {
+        request_listed(lanes, 0, slot, first, source_lanes(lane16, part));
+      }
+      ptx::cp_async_commit_group();
+    }
+  }
   if constexpr (kLateValues) {
     if (first < pages) {
       const ulonglong2 codes = ptx::ld_shared_v2_u64(slot.sources(first));
@@ -119,14 +173,14 @@ __device__ __forceinline__ void decode(const Arguments& args) {
     ptx::opaque(value_scales_at);
     ptx::opaque(lanes.values);
   }
-  const WarpAddresses at = {place.ring,
-                            values_at,
-                            value_scales_at,
-                            slot.fixed + kSlotQueries,
-                            smem,
-                            slot.fixed + kSlotScales,
-                            slot.warp_stats(warp),
-                            lane16};
+  WarpAddresses at = {place.ring,
+                      values_at,
+                      value_scales_at,
+                      slot.fixed + kSlotQueries,
+                      smem,
+                      slot.fixed + kSlotScales,
+                      slot.warp_stats(warp),
+                      lane16};
   if constexpr (kFirstPages < kStages) {
     if constexpr (kGradualStart) ptx::cp_async_wait_group<kPageGroups - 1>();
 #pragma unroll
@@ -139,18 +193,41 @@ __device__ __forceinline__ void decode(const Arguments& args) {
     }
   }
 
-  State state = {};
-  if constexpr (kCooperative) {
-    state.reference[0] = state.reference[1] = kNoReference;
-  } else {
-    state.origin[0] = state.origin[1] = kNoOrigin;
-    if (t == 0) {  // read by this warp after a __syncwarp
-      ptx::st_shared_f32(at.references + g * 8, kNoReference);
-      ptx::st_shared_f32(at.references + g * 8 + 64, kNoReference);
+  State state;
+  auto begin_item = [&] {
+    state = {};
+    if constexpr (kCooperative) {
+      state.reference[0] = state.reference[1] = kNoReference;
+    } else {
+      state.origin[0] = state.origin[1] = kNoOrigin;
+      if (t == 0) {  // read by this warp after a __syncwarp
+        ptx::st_shared_f32(at.references + g * 8, kNoReference);
+        ptx::st_shared_f32(at.references + g * 8 + 64, kNoReference);
+      }
     }
+  };
+  begin_item();
+  if (on_piece && !waits_for_list) {
+    at.queries += kQueryBytes;
+    at.scales += kScaleBytes;
   }
-  const u32 page_slot = warp / kWarpsPerPage;
+  auto store_piece = [&](u32 stage) {
+    if constexpr (kLeftovers) {
+      u32 lane_now = lane16 >> 4;
+      ptx::opaque(lane_now);  // or what follows from it would be computed before the loop, and take registers
+      const int warp_now = threadIdx.x / 32 % kItemWarps;
+      const int piece_now = index % kSharers * kPieceSlots + warp_now / kWarpsPerPage - kOtherSlots;
+      const SharedAddress left = place.page_ring + stage;
+      store_piece_half<0>(args, state, slot, left, place.item_slot, warp_now, lane_now, leftover, piece_now);
+      store_piece_half<1>(args, state, slot, left, place.item_slot, warp_now, lane_now, leftover, piece_now);
+    }
+  };
   auto request_after = [&](int rank, u32 stage) {
+    if constexpr (kLeftovers) {  // one register less in the loop
+      u32 lane_now = lane16 >> 4;
+      ptx::opaque(lane_now);
+      lanes = ring_lanes(place.ring, lane_now);
+    }
     if (rank + kStages * kPageStride < pages)
       request_listed(lanes, stage, slot, rank + kStages * kPageStride, source_lanes(lane16, part));
     else
@@ -185,7 +262,23 @@ __device__ __forceinline__ void decode(const Arguments& args) {
       else
         wait_for_values();  // the next copies go where these do
       __syncwarp();
-      request_after(rank, stage);
+      if constexpr (kLeftovers) {  // the loop has no registers for the ends
+        const uint2 ends = ptx::ld_shared_v2_u32(slot.fixed + kSlotEnds + page_slot * 8);
+        pages = static_cast<int>(ends.x);
+        const bool ends_piece = rank + 1 == static_cast<int>(ends.y);  // never at kNoPiece
+        if (ends_piece) store_piece(stage);
+        request_after(rank, stage);
+        if (ends_piece) {
+          u32 lane_now = lane16 >> 4;
+          ptx::opaque(lane_now);
+          merge_pieces_if_last(args, slot.fixed, leftover, threadIdx.x / 32 % kWarpsPerPage, lane_now);
+          begin_item();
+          at.queries -= kQueryBytes;
+          at.scales -= kScaleBytes;
+        }
+      } else {
+        request_after(rank, stage);
+      }
     }
   };
   if constexpr (kRolledLoop) {
@@ -234,6 +327,7 @@ __device__ __forceinline__ void decode(const Arguments& args) {
     const auto merged = merge_item(slot, place.item_ring, thread_now);
     if constexpr (kClusterMerge) ptx::barrier_cluster_wait();  // every inbox is open
     hand_over(args, to, merged, slot.fixed, split);
+    if constexpr (kWorkspaceMerge) merge_if_last(args, item_row, slot.fixed, index, thread_now);
   }
   if constexpr (kClusterMerge) collect_partials(args, item_row, slot.fixed, split, thread_now);
 }
@@ -256,27 +350,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, kResidentCtas)
                i32 group, const u8* k, i64 k_page, i64 k_head, const u8* v, i64 v_page, i64 v_head,
                const u8* k_scale, i64 k_scale_page, i64 k_scale_head, const u8* v_scale, i64 v_scale_page,
                i64 v_scale_head, float score_scale, float v_global_scale, u8* workspace, u8* out, i64 out_row,
-               i64 out_head, u8* lse, i64 lse_row, i64 lse_head, i32 batch) {
+               i64 out_head, u8* lse, i64 lse_row, i64 lse_head, i32 batch, u8* arrivals) {
   decode<StateOf<kCooperative>::type>({
       num_kv_heads, seqlen_q, topk, max_pages, q2k, q2k_head, q2k_row, q2k_j, seqused_k,
       seqused_k_stride, page_table, page_table_row, page_table_j, q, q_row, q_head, num_pages,
       group, k, k_page, k_head, v, v_page, v_head, k_scale, k_scale_page, k_scale_head, v_scale,
       v_scale_page, v_scale_head, score_scale, v_global_scale, workspace, out, out_row, out_head,
-      lse, lse_row, lse_head, batch});
-}
-
-extern "C" __global__ void __launch_bounds__(128)
-    msa_merge(i32 num_kv_heads, i32 seqlen_q, i32 topk, i32 max_pages, const u8* q2k, i64 q2k_head,
-              i64 q2k_row, i64 q2k_j, const u8* seqused_k, i64 seqused_k_stride, const u8* page_table,
-              i64 page_table_row, i64 page_table_j, const u8* q, i64 q_row, i64 q_head, i32 num_pages,
-              i32 group, const u8* k, i64 k_page, i64 k_head, const u8* v, i64 v_page, i64 v_head,
-              const u8* k_scale, i64 k_scale_page, i64 k_scale_head, const u8* v_scale, i64 v_scale_page,
-              i64 v_scale_head, float score_scale, float v_global_scale, u8* workspace, u8* out, i64 out_row,
-              i64 out_head, u8* lse, i64 lse_row, i64 lse_head, i32 batch) {
-  merge_workspace({
-      num_kv_heads, seqlen_q, topk, max_pages, q2k, q2k_head, q2k_row, q2k_j, seqused_k,
-      seqused_k_stride, page_table, page_table_row, page_table_j, q, q_row, q_head, num_pages,
-      group, k, k_page, k_head, v, v_page, v_head, k_scale, k_scale_page, k_scale_head, v_scale,
-      v_scale_page, v_scale_head, score_scale, v_global_scale, workspace, out, out_row, out_head,
-      lse, lse_row, lse_head, batch});
+      lse, lse_row, lse_head, batch, arrivals});
 }

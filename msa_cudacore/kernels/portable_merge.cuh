@@ -1,5 +1,6 @@
 // After an item's last page: warps, then splits, become one result. Sums run in a fixed order.
 #pragma once
+#include "atomic.cuh"
 #include "cluster.cuh"
 #include "fence.cuh"
 #include "mbarrier.cuh"
@@ -82,29 +83,35 @@ __device__ __forceinline__ ThreadPart<kDims> part_of_thread(int thread) {
   return part;
 }
 
-// A warp's 16 x 128 accumulators replace its ring: rows of 4 lines (t) of 32 dims, 16-byte chunks swizzled by
-// lane.
+// A warp's 16 x 128 accumulators, or eight rows of them (half 0 or 1), at `to`: rows of 4 lines (t) of 32
+// dims, 16-byte chunks swizzled by lane. Its origins and sums are told with the first.
+constexpr int kBothHalves = -1;
+
+template <int half = kBothHalves>
 __device__ __forceinline__ void publish_warp(const WarpState& state, const SlotAddresses& slot,
-                                             SharedAddress ring, int warp, int lane) {
+                                             SharedAddress to, int warp, int lane, u32 of_item = 0) {
   const int g = lane >> 2, t = lane & 3;
-  if (t == 0) {
+  if (half != 1 && t == 0) {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       // A far row's reference lies where its origin belongs now.
       const SharedAddress stats = slot.warp_stats(warp) + (g + 8 * row) * 8;
       const float reference = ptx::ld_shared_f32(stats);
-      const float scale = ptx::ld_shared_f32(slot.fixed + kSlotScales + (g + 8 * row) * 8);
+      const float scale =
+          ptx::ld_shared_f32(slot.fixed + kSlotScales + of_item * kScaleBytes + (g + 8 * row) * 8);
       const float origin = reference == kNoReference ? state.origin[row] : fmaf(reference, scale, kHeadroom);
       ptx::st_shared_v2_f32(stats, origin, state.sum[2 * row]);
     }
   }
-  const u32 base = ring + g * 512 + t * 128, swizzle = (lane & 7) * 16;
+  const u32 base = to + g * 512 + t * 128, swizzle = (lane & 7) * 16;
+  constexpr int first = half == 1 ? 2 : 0, end = half == 0 ? 2 : 4;
 #pragma unroll
   for (int i = 0; i < 4; ++i)
 #pragma unroll
-    for (int x = 0; x < 4; ++x)
-      ptx::st_shared_v4_f32(base + (x >> 1) * 4096 + (swizzle ^ (i * 16 + (x & 1) * 64)), state.out[4 * i][x],
-                            state.out[4 * i + 1][x], state.out[4 * i + 2][x], state.out[4 * i + 3][x]);
+    for (int x = first; x < end; ++x)
+      ptx::st_shared_v4_f32(base + (x - first >> 1) * 4096 + (swizzle ^ (i * 16 + (x & 1) * 64)),
+                            state.out[4 * i][x], state.out[4 * i + 1][x], state.out[4 * i + 2][x],
+                            state.out[4 * i + 3][x]);
 }
 
 // Cooperating warps of a page have nothing to merge: each holds a slice, a lane 2 * kSliceCodes places of
@@ -149,16 +156,16 @@ __device__ __forceinline__ void add_scaled(float4& sum, float factor, const floa
   sum.w = fmaf(factor, x.w, sum.w);
 }
 
-// Partials become one, kDims dims a thread. stats_at: where a partial has the origin and sum of head 0. load:
-// four dims of a head in a partial. All loads come before all arithmetic, which would hold them up.
-template <int kPartials, int kDims, typename StatsAt, typename Load>
-__device__ __forceinline__ ThreadPart<kDims> merge_partials(int thread, const StatsAt& stats_at,
+// Partials become one, kDims dims a thread. load_stats: origin and sum of a head in a partial. load: four
+// dims of it. All loads come before all arithmetic, which would hold them up.
+template <int kPartials, int kDims, typename LoadStats, typename Load>
+__device__ __forceinline__ ThreadPart<kDims> merge_partials(int thread, const LoadStats& load_stats,
                                                             const Load& load) {
   ThreadPart<kDims> part = part_of_thread<kDims>(thread);
   float2 stats[kPartials];
   float4 partial[kPartials][kDims / 4];
 #pragma unroll
-  for (int p = 0; p < kPartials; ++p) stats[p] = ptx::ld_shared_v2_f32(stats_at(p) + part.head * 8);
+  for (int p = 0; p < kPartials; ++p) stats[p] = load_stats(p, part.head);
 #pragma unroll
   for (int p = 0; p < kPartials; ++p)
 #pragma unroll
@@ -195,7 +202,8 @@ __device__ __forceinline__ void merge_page(const SlotAddresses& slot, SharedAddr
                                            int thread) {
   const u32 first = page_slot * kWarpsPerPage;
   const auto part = merge_partials<kWarpsPerPage, kHeads * kHeadDim / (32 * kWarpsPerPage)>(
-      thread, [&](int warp) { return slot.warp_stats(first + warp); },
+      thread,
+      [&](int warp, int head) { return ptx::ld_shared_v2_f32(slot.warp_stats(first + warp) + head * 8); },
       [&](int warp, int head, int dim) { return load_warp(page_ring + warp * kWarpRingBytes, head, dim); });
   __syncwarp();  // the head's threads, all of this warp, have read its origins
   if (part.dim == 0) ptx::st_shared_v2_f32(slot.warp_stats(first) + part.head * 8, part.origin, part.sum);
@@ -247,7 +255,11 @@ __device__ __forceinline__ ThreadPart<kPartDims> merge_item(const SlotAddresses&
   constexpr int kPartials = !kCooperative && kPageSlots == 1 ? kWarpsPerPage : kPageSlots;
   constexpr int kWarpsEach = kItemWarps / kPartials;
   return merge_partials<kPartials, kPartDims>(
-      thread, [&](int partial) { return slot.warp_stats(kCooperative ? partial : partial * kWarpsEach); },
+      thread,
+      [&](int partial, int head) {
+        const int warp = kCooperative ? partial : partial * kWarpsEach;
+        return ptx::ld_shared_v2_f32(slot.warp_stats(warp) + head * 8);
+      },
       [&](int partial, int head, int dim) {
         const SharedAddress ring = item_ring + partial * kWarpsEach * kWarpRingBytes;
         return kCooperative ? load_slices(ring, head, dim) : load_warp(ring, head, dim);
@@ -323,16 +335,16 @@ __device__ __forceinline__ void collect_partials(const Arguments& args, const It
   }
 }
 
-// Workspace of the split without clusters: float [items, kSplits, group, 128], then (origin, sum) [items,
-// kSplits, group].
+// Workspace of splits that are no cluster, and of leftovers: float [items, kStored, group, 128], then
+// (origin, sum) [items, kStored, group].
 struct Workspace {
   float4* out;
   float2* stats;
 };
 
 __device__ __forceinline__ Workspace workspace_of(const Arguments& args, u32 item, int split, int head) {
-  const i64 row = (static_cast<i64>(item) * kSplits + split) * args.group + head;
-  const i64 rows = static_cast<i64>(item_count(args)) * kSplits * args.group;
+  const i64 row = (static_cast<i64>(item) * kStored + split) * args.group + head;
+  const i64 rows = static_cast<i64>(item_count(args) - first_leftover()) * kStored * args.group;
   return {reinterpret_cast<float4*>(args.workspace + row * kHeadDim * 4),
           reinterpret_cast<float2*>(args.workspace + rows * kHeadDim * 4) + row};
 }
@@ -346,35 +358,50 @@ __device__ __forceinline__ void store_partial(const Arguments& args, const Merge
   if (part.dim == 0) *to.stats = make_float2(part.origin, part.sum);
 }
 
-// An item out of the workspace, by 128 threads: a warp merges a head, a lane four dims.
-__device__ __forceinline__ void merge_workspace(const Arguments& args) {
-  const Item whole = item_of(args, blockIdx.x);
-  const ItemRow item = {whole.row, whole.kv_head};
-  const int lane = threadIdx.x & 31;
-  for (int first = 0; first < args.group; first += 4) {
-    const int head = first + threadIdx.x / 32;
-    // The scale again, from the row: eight lanes hold it as in decoding, four times over.
-    const RowScale row =
-        bounded_scale(args.score_scale, row_exponent(load_query(args, whole, head, lane & 7)));
-    if (head >= args.group) continue;
-    float2 stats[kSplits];
-    float origin = kNoOrigin, sum = 0.0f;
-#pragma unroll
-    for (int s = 0; s < kSplits; ++s) {
-      stats[s] = *workspace_of(args, blockIdx.x, s, head).stats;
-      origin = fmaxf(origin, stats[s].x);
-    }
-    float4 out[1] = {make_float4(0.0f, 0.0f, 0.0f, 0.0f)};
-#pragma unroll
-    for (int s = 0; s < kSplits; ++s) {
-      const float factor = ptx::ex2_approx_ftz_f32(stats[s].x - origin);
-      sum = fmaf(factor, stats[s].y, sum);
-      add_scaled(out[0], factor, workspace_of(args, blockIdx.x, s, head).out[lane]);
-    }
-    const ResultPlace to = result_place(args, item, head, lane * 4);
-    store_output(to.out, to.v_global_scale, sum, out);
-    if (lane == 0) store_lse(to.lse, origin, sum, row.lift);
-  }
+// The result of a thread's part of a head; scales: of the item's rows.
+template <int kDims, int kStride>
+__device__ __forceinline__ void store_result(const ResultPlace& to, const MergedPart<kDims, kStride>& part,
+                                             SharedAddress scales) {
+  store_output(to.out, to.v_global_scale, part.sum, part.out, kStride);
+  if (part.dim == 0)
+    store_lse(to.lse, part.origin, part.sum, ptx::ld_shared_f32(scales + part.head * 8 + 4));
+}
+
+// The first `count` partials of an item become its result, kDims dims a thread.
+template <int kDims>
+__device__ __forceinline__ void merge_stored(const Arguments& args, const ItemRow& item, u32 index, int count,
+                                             int thread, SharedAddress scales) {
+  const auto mine = part_of_thread<kDims>(thread);
+  if (mine.head >= args.group) return;
+  const auto part = merge_partials<kStored, kDims>(
+      thread,
+      [&](int p, int head) {
+        return p < count ? *workspace_of(args, index, p, head).stats : make_float2(kNoOrigin, 0.0f);
+      },
+      [&](int p, int head, int dim) {
+        return p < count ? workspace_of(args, index, p, head).out[dim / 4] : make_float4(0, 0, 0, 0);
+      });
+  store_result(result_place(args, item, part.head, part.dim), part, scales);
+}
+
+// Tells that this warp has stored its share of a partial; gives how many of its fellows have before it.
+// Nobody waits for another CTA, which need not be resident. The last of `count` leaves the counter at zero
+// for the next launch, and may read what all have stored.
+__device__ __forceinline__ u32 arrive(u8* counter, u32 count, int lane) {
+  __syncwarp();  // stores of all lanes come before the release
+  u32 before = 0;
+  if (lane == 0) before = ptx::atom_inc_acq_rel_gpu_u32(counter, count - 1);
+  before = __shfl_sync(~0u, before, 0);
+  __syncwarp();  // and loads of all lanes after the acquire
+  return before;
+}
+
+// Equal warps of an item's CTAs hold equal places, so each lot merges on its own: the last to arrive does.
+__device__ __forceinline__ void merge_if_last(const Arguments& args, const ItemRow& item, SharedAddress slot,
+                                              u32 index, int thread) {
+  u8* counter = args.arrivals + (static_cast<u64>(index) * kItemWarps + thread / 32) * 4;
+  if (arrive(counter, kSplits, thread & 31) == kSplits - 1)
+    merge_stored<kPartDims>(args, item, index, kSplits, thread, slot + kSlotScales);
 }
 
 // What a thread holds of the CTA's result goes where it belongs; `to` is its place if that is the result.
@@ -385,12 +412,9 @@ __device__ __forceinline__ void hand_over(const Arguments& args, const ResultPla
   if constexpr (kClusterMerge) {
     push_partial(part, slot, split);
   } else if (part.head < args.group) {
-    if constexpr (kSplit) {
+    if constexpr (kSplit)
       store_partial(args, part, blockIdx.x / kSplits, split);
-    } else {
-      store_output(to.out, to.v_global_scale, part.sum, part.out, kStride);
-      if (part.dim == 0)
-        store_lse(to.lse, part.origin, part.sum, ptx::ld_shared_f32(slot + kSlotScales + part.head * 8 + 4));
-    }
+    else
+      store_result(to, part, slot + kSlotScales);
   }
 }

@@ -6,10 +6,13 @@
 //   int  kPageSlots     pages of an item that a CTA decodes side by side: 1, 2 or 4
 //   int  kSplits        CTAs that share an item: 1, 2, 4, 8 or 16
 //   bool kClusterMerge  the splits of an item are a cluster and merge through distributed shared memory;
-//                       else through a workspace
+//                       else the last of them to arrive merges what all have put into a workspace
 //   int  kIdsPerLane    1: top-k up to 32, 2: up to 64
 //   bool kTable         keys, and values unless warps cooperate, are decoded by a 64 KB table in shared
 //                       memory
+//   int  kPieces        0, or the CTAs have item slots for all items but a few, the leftovers, which are cut
+//                       into this many pieces
+//   int  kPieceSlots    page slots of an item slot that begin with a piece: 0, 1 or 2
 //   bool kCooperative   the warps of a page share their probabilities, and each takes a slice of the value
 //                       dims
 #pragma once
@@ -26,9 +29,14 @@ constexpr int kItemWarps = kWarpsPerPage * kPageSlots;  // warps that share an i
 constexpr int kItemThreads = 32 * kItemWarps;
 constexpr int kWarps = kItemWarps * kItemSlots;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kPageStride = kPageSlots * kSplits;  // pages of an item that are in work at the same time
+constexpr bool kLeftovers = kPieces > 0;
+// Pages of an item that are in work at the same time: the step between two pages of a slot, unless each page
+// slot has a list of its own.
+constexpr int kPageStride = kLeftovers ? 1 : kPageSlots * kSplits;
 constexpr int kMaxTopk = 32 * kIdsPerLane;
 constexpr bool kSplit = kSplits > 1;
+constexpr bool kWorkspaceMerge = kSplit && !kClusterMerge;
+constexpr int kStored = kLeftovers ? kPieces : kSplits;  // partials of an item in the workspace
 
 // Resident warps on an SM set the register budget: 128 registers for 16 warps on 9.0, where ptxas needs no
 // more; for 8.0 and 10.x it would spill at that, so 12 warps; and what shared memory leaves room for on the
@@ -48,12 +56,15 @@ static_assert(kSplits >= 1 && kSplits <= kHeads && (kSplits & (kSplits - 1)) == 
 static_assert(!kClusterMerge || kSplit, "one CTA has nothing to merge with");
 static_assert(kItemSlots == 1 || !kSplit, "splits of several items would share barriers");
 static_assert(!kCooperative || kItemSlots == 1, "cooperation is for CTAs with few pages");
+static_assert(!kLeftovers || (kTable && !kCooperative && !kSplit && kPieceSlots >= 1 &&
+                              kPieceSlots < kPageSlots && kPieces % kPieceSlots == 0),
+              "slots without a piece take more of the item's pages");
 static_assert(kIdsPerLane == 1 || kIdsPerLane == 2, "top-k up to 64");
 
 constexpr int kTilesAtOnce = kRoomy || kTable || kCooperative ? kTokenTiles : 2;
 // Straight-line code for both stages saves address arithmetic; with few pages a CTA, fetching it costs more
 // than it saves.
-constexpr bool kRolledLoop = kSplits >= 4 || kCooperative;
+constexpr bool kRolledLoop = kSplits >= 4 || kCooperative || kLeftovers;
 // With one item a CTA what is needed first comes alone: no second page before the first has arrived, and with
 // the table no values before every warp has asked for keys. Where more items share a CTA they hide each
 // other's start, and asking early is better.
@@ -87,20 +98,29 @@ static_assert(kCooperative || kWarpRingBytes >= kHeads * kHeadDim * 4,
 constexpr u32 kTableBytes = kTable ? 65536 : 0;
 constexpr u32 kRingAt = kTableBytes;
 constexpr u32 kSlotsAt = kRingAt + kWarps * kWarpRingBytes;
-constexpr u32 kSlotQueries = 0;  // A fragments of q: [8 k-steps][32 lanes][16 bytes]
-constexpr u32 kSlotVisible = kSlotQueries + 8 * 512;      // [kMaxTopk] visible tokens of a page, at most 128
-constexpr u32 kSlotScales = kSlotVisible + kMaxTopk * 4;  // [kHeads] RowScale
-constexpr u32 kSlotArrival = kSlotScales + kHeads * 8;    // mbarrier of the cluster merge
-constexpr u32 kSlotItem = kSlotArrival + 16;              // row and KV head, for the epilogue
-constexpr u32 kSlotSources = kSlotArrival + 64;           // [kMaxTopk] PageSources, unless in the gaps
+constexpr u32 kSlotQueries = 0;  // A fragments of q: [8 k-steps][32 lanes][16 bytes], of the leftover next
+constexpr u32 kQueryBytes = 8 * 512;
+constexpr u32 kScaleBytes = kHeads * 8;
+constexpr int kItems = kLeftovers ? 2 : 1;  // that a slot works on
+// A list of pages for the slot, or for each page slot, which has room for twice its share of one item.
+constexpr int kListed = kItems * kMaxTopk;
+constexpr u32 kSlotVisible = kSlotQueries + kItems * kQueryBytes;  // [kListed] visible tokens, at most 128
+constexpr u32 kSlotScales = kSlotVisible + kListed * 4;            // [kItems][kHeads] RowScale
+constexpr u32 kSlotArrival = kSlotScales + kItems * kScaleBytes;   // mbarrier of the cluster merge
+constexpr u32 kSlotItem = kSlotArrival + 16;                       // ItemRow, for the epilogue
+constexpr u32 kSlotLeftover = kSlotItem + 8;                       // Leftover
+// Of each page slot: where its list ends, and where its piece does.
+constexpr u32 kSlotEnds = kSlotArrival + 64;
+// [kListed] PageSources, unless in the gaps.
+constexpr u32 kSlotSources = kSlotArrival + (kLeftovers ? 96 : 64);
 // [kItemWarps][kHeads] (origin, sum), unless in the gaps. Cooperating warps need kPageSlots of them.
-constexpr u32 kSlotWarpStats = kSlotSources + kMaxTopk * 32;
+constexpr u32 kSlotWarpStats = kSlotSources + kListed * 32;
 // Cooperative: maxima of the scores of each page in work, [kPageSlots][kHeads][kWarpsPerPage].
 constexpr u32 kMaximaBytes = kCooperative ? kHeads * kWarpsPerPage * 4 : 0;
 constexpr u32 kSlotMaxima = kTable ? kSlotSources : kSlotWarpStats + kItemWarps * 128;
 constexpr u32 kSlotEnd = kSlotMaxima + kPageSlots * kMaximaBytes;
 constexpr u32 kSlotBytes = kTable ? (kSlotEnd + 255) / 256 * 256 : kSlotEnd;
-static_assert(!kTable || (kSlotBytes >= kMaxTopk / 4 * 256 && kSlotBytes >= kItemWarps * 256 &&
+static_assert(!kTable || (kSlotBytes >= kListed / 4 * 256 && kSlotBytes >= kItemWarps * 256 &&
                           2 * kItemSlots * kSlotBytes <= kTableBytes),
               "gaps: four sources each, then one a warp, as far apart as the slots");
 // Partials of the heads that this CTA owns in a cluster: [kSplits][kHeads / kSplits][128], then their
@@ -155,6 +175,7 @@ struct Arguments {
   u8* lse;
   i64 lse_row, lse_head;
   i32 batch;
+  u8* arrivals;  // u32 for each item in the workspace, zero before and after every launch
 };
 
 struct Item {
@@ -169,6 +190,9 @@ struct ItemRow {
 __device__ __forceinline__ u32 item_count(const Arguments& args) {
   return args.batch * args.seqlen_q * args.num_kv_heads;
 }
+
+// Items from here on have no slot of their own.
+__device__ __forceinline__ u32 first_leftover() { return kLeftovers ? gridDim.x * kItemSlots : 0; }
 
 // A division by a power of two, the common case, takes a fifth of the time of another, and every load waits
 // for it.

@@ -91,19 +91,20 @@ __device__ __forceinline__ PageSources page_sources(const Arguments& args, int k
           args.v_scale + kv_head * args.v_scale_head + page * args.v_scale_page};
 }
 
-// One warp lists the pages by rank, for the whole slot.
+// One warp lists the pages for others; place: of a rank.
+template <typename Place>
 __device__ __forceinline__ void list_pages(const Arguments& args, const Item& item, const Selection& s,
-                                           const SlotAddresses& slot) {
+                                           const SlotAddresses& slot, const Place& place) {
   static_assert(sizeof(PageSources) == 32);
 #pragma unroll
   for (int w = 0; w < kIdsPerLane; ++w) {
     if (s.rank[w] < 0) continue;
     const PageSources from = page_sources(args, item.kv_head, s.page[w]);
-    const SharedAddress entry = slot.sources(s.rank[w]);
+    const SharedAddress entry = slot.sources(place(s.rank[w]));
     ptx::st_shared_v2_u64(entry, reinterpret_cast<u64>(from.keys), reinterpret_cast<u64>(from.values));
     ptx::st_shared_v2_u64(entry + 16, reinterpret_cast<u64>(from.key_scales),
                           reinterpret_cast<u64>(from.value_scales));
-    ptx::st_shared_u32(slot.fixed + kSlotVisible + s.rank[w] * 4, s.visible[w]);
+    ptx::st_shared_u32(slot.fixed + kSlotVisible + place(s.rank[w]) * 4, s.visible[w]);
   }
 }
 

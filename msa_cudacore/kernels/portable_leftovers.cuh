@@ -1,0 +1,97 @@
+// Leftovers: the few items beyond the item slots of all CTAs. Each is cut into kPieces pieces, every
+// kPieces-th page, and the last page slots of kSharers item slots begin with one each. They store its
+// partial, merge the leftover if they are the last to do so, and go on with their own item, of which they
+// take fewer pages; the other page slots are busy meanwhile. So every multiprocessor has about as many pages.
+#pragma once
+#include "portable_merge.cuh"
+
+// Item slots that have pieces of the same leftover.
+constexpr u32 kSharers = kLeftovers ? kPieces / kPieceSlots : 1;
+constexpr int kOtherSlots = kPageSlots - kPieceSlots;
+
+// What an item slot's piece slots know of their leftover, in shared memory behind its ItemRow.
+constexpr u32 kSlotPieces = kSlotLeftover + 8;  // pieces that have pages
+constexpr u32 kNoPiece = ~0u;                   // as the end of a piece
+
+// Where the list of a page slot begins. In the lists of slots with a piece the pages of their own item begin
+// as many places behind that as there are turns without them, and the piece ends there, so that each can be
+// listed without the other.
+__device__ __forceinline__ constexpr u32 list_of(u32 page_slot) { return page_slot * (kListed / kPageSlots); }
+
+// Turns of dealing that the piece slots sit out: the size of a full piece, whatever the leftover's length, so
+// that the order of a row's sums does not depend on other requests; and one for storing its partial.
+__device__ __forceinline__ int turns_of_piece(const Arguments& args, bool has_leftover) {
+  return has_leftover ? (min(args.topk, args.max_pages) + kStored - 1) / kStored + 1 : 0;
+}
+
+constexpr int kMostTurns = kLeftovers ? (kMaxTopk + kStored - 1) / kStored + 1 : 0;
+constexpr int kMostLater = kMaxTopk - kMostTurns * kOtherSlots;  // pages of the turns with all page slots
+static_assert(kMostTurns + (kMostLater > 0 ? kMostLater + kPageSlots - 1 : 0) / kPageSlots <=
+                  kListed / kPageSlots,
+              "room for every list");
+
+// Lists the pages of the slot's own item, dealt to its page slots in turn, and where all lists end.
+__device__ __forceinline__ void list_dealt(const Arguments& args, const Item& item, const Selection& s,
+                                           const SlotAddresses& slot, int turns, int lane) {
+  const int early = turns * kOtherSlots;  // pages of the turns without piece slots
+  list_pages(args, item, s, slot, [&](int rank) {
+    if (rank < early) return list_of(rank % kOtherSlots) + rank / kOtherSlots;
+    return list_of((rank - early) % kPageSlots) + turns + (rank - early) / kPageSlots;
+  });
+  if (lane >= kPageSlots) return;
+  const int before =
+      lane < kOtherSlots ? (min(s.count, early) + kOtherSlots - 1 - lane) / kOtherSlots : turns;
+  const int after = (max(s.count - early, 0) + kPageSlots - 1 - lane) / kPageSlots;
+  ptx::st_shared_u32(slot.fixed + kSlotEnds + lane * 8, list_of(lane) + before + after);
+}
+
+// Lists a piece from the place `first` on.
+__device__ __forceinline__ void list_piece(const Arguments& args, const Item& item, Selection s,
+                                           const SlotAddresses& slot, int piece, int first) {
+#pragma unroll
+  for (int w = 0; w < kIdsPerLane; ++w)
+    if (s.rank[w] % kStored != piece) s.rank[w] = -1;
+  list_pages(args, item, s, slot, [&](int rank) { return first + rank / kStored; });
+}
+
+// Half of the heads, all that the stage holds which the page slot's last page has left. 8 dims a thread.
+constexpr int kHalf = kHeads / 2;
+constexpr int kPieceDims = kHalf * kHeadDim / (32 * kWarpsPerPage);
+
+template <int half>
+__device__ __forceinline__ void store_piece_half(const Arguments& args, const WarpState& state,
+                                                 const SlotAddresses& slot, SharedAddress page_stage,
+                                                 u32 item_slot, int warp, int lane, u32 leftover, u32 piece) {
+  static_assert(!kLeftovers || kStageBytes >= kHalf * kHeadDim * 4);
+  const u32 page_slot = warp / kWarpsPerPage, first = page_slot * kWarpsPerPage;
+  const int page_warp = warp % kWarpsPerPage, thread = page_warp * 32 + lane;
+  publish_warp<half>(state, slot, page_stage + page_warp * kWarpRingBytes, warp, lane, 1);
+  page_sync(item_slot * kPageSlots + page_slot);
+  const auto part = merge_partials<kWarpsPerPage, kPieceDims>(
+      thread + half * (32 * kWarpsPerPage),
+      [&](int w, int head) { return ptx::ld_shared_v2_f32(slot.warp_stats(first + w) + head * 8); },
+      [&](int w, int head, int dim) {
+        return load_warp(page_stage + w * kWarpRingBytes, head - half * kHalf, dim);
+      });
+  if (part.head < args.group) store_partial(args, part, leftover, piece);
+  page_sync(item_slot * kPageSlots + page_slot);  // nobody reads the stage any more
+}
+
+__device__ __forceinline__ void merge_pieces(const Arguments& args, SharedAddress slot, u32 leftover,
+                                             int count, int thread) {
+  const uint2 row = ptx::ld_shared_v2_u32(slot + kSlotLeftover);
+  const ItemRow item = {static_cast<int>(row.x), static_cast<int>(row.y)};
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+    merge_stored<kPieceDims>(args, item, leftover, count, thread + half * (32 * kWarpsPerPage),
+                             slot + kSlotScales + kScaleBytes);
+}
+
+// As with splits, equal warps of a leftover's page slots hold equal places, and the last one merges them.
+__device__ __forceinline__ void merge_pieces_if_last(const Arguments& args, SharedAddress slot, u32 leftover,
+                                                     int page_warp, int lane) {
+  const u32 count = ptx::ld_shared_u32(slot + kSlotPieces);
+  u8* counter = args.arrivals + (static_cast<u64>(leftover) * kWarpsPerPage + page_warp) * 4;
+  if (arrive(counter, count, lane) == count - 1)
+    merge_pieces(args, slot, leftover, count, page_warp * 32 + lane);
+}
