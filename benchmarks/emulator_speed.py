@@ -97,16 +97,19 @@ def portable_launch(configuration: portable.Configuration, arch: str):
     call = decode_call(batch=2, num_kv_heads=2, topk=8, lengths=[900, 700])
     text = nvrtc.compile_ptx(portable.source(configuration), arch, name="portable.cu", lineinfo=True)
     module = emulator.load(text)
-    tensors = (call.q, call.k, call.v, call.k_scale, call.v_scale, call.q2k_indices, call.page_table,
-               call.seqused_k, call.out, call.lse)
-    arguments = [*map(emulated.pointer_argument, tensors), None,
-                 *portable.kernel_arguments(call, 0)[len(tensors) + 1 :]]
+    arguments = portable.kernel_arguments(call, 0) | {"workspace": None, "arrivals": None}
+    tensors = {"q2k": call.q2k_indices} | {
+        name: getattr(call, name)
+        for name in ("q", "k", "v", "k_scale", "v_scale", "page_table", "seqused_k", "out", "lse")
+    }
+    arguments |= {name: emulated.pointer_argument(tensor) for name, tensor in tensors.items()}
 
     def launch(checks):
         memory = emulated.memory_of(call)
         try:
             return module.launch(
-                "msa_decode", configuration.ctas(call.problem.items, 2), configuration.block, arguments,
+                portable.ENTRY, configuration.ctas(call.problem.items, 2), configuration.block,
+                list(arguments.values()),
                 cluster=(configuration.splits,) if configuration.cluster_merge else None,
                 shared_bytes=configuration.shared_bytes, checks=checks, memory=memory,
             )
