@@ -72,7 +72,9 @@ class Configuration:
         """Dynamic shared memory of one CTA, bytes; `kernels/portable_plan.cuh` lays out the same sum."""
         max_topk = 32 * self.ids_per_lane
         maxima = self.page_slots * _HEADS * self.warps_per_page * 4 if self.cooperative else 0
-        # Queries, visible tokens, scales; barrier, items and ends of lists.
+        if self.cluster_merge and self.page_slots == 1:
+            maxima *= 2  # and sums
+        # Queries, visible tokens, scales; barriers, items and ends of lists.
         slot = (2 if self.pieces else 1) * (8 * 512 + max_topk * 4 + _HEADS * 8) + (96 if self.pieces else 64)
         if self.table:  # sources and statistics lie in the table's gaps, as far apart as the slots
             slot = -(-(slot + maxima) // 256) * 256

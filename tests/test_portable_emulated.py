@@ -402,6 +402,7 @@ PLAIN = Program(Configuration(1, 1, False, 1), "sm_80")
 TABLE = Program(Configuration(2, 1, False, 1, item_slots=2, table=True), "sm_90a")
 CLUSTER = Program(Configuration(1, 2, True, 1), "sm_90a")
 COOPERATIVE = Program(Configuration(1, 2, True, 1, cooperative=True), "sm_90a")
+EIGHT_WARPS = Program(Configuration(1, 4, True, 1, warps_per_page=8, cooperative=True), "sm_90a")
 SIDE_BY_SIDE = Program(Configuration(2, 1, False, 1, cooperative=True), "sm_90a")
 WORKSPACE = Program(Configuration(1, 2, False, 1), "sm_86")
 
@@ -435,13 +436,27 @@ FAULTS = {
         PLAIN, "if (visible < kWarpTokens) hide_tail", "if (false) hide_tail"),
     "origins move": (PLAIN, "if (__any_sync(~0u, (largest + 0x08000800u) & 0x80008000u))", "if (0)"),
     "every partial has arrived": (
-        CLUSTER, "while (!ptx::mbarrier_try_wait_parity_cluster(slot + kSlotArrival, 0)) {\n  }", ""),
-    "all partials are announced": (CLUSTER, "kHeads * (kHeadDim * 4 + 8));", "kHeads * (kHeadDim * 4));"),
+        CLUSTER, "while (!ptx::mbarrier_try_wait_parity_cluster(arrival, 0)) {\n  }", ""),
+    "all partials are announced": (
+        CLUSTER, "kHeads * (kHeadDim * 4 + (kDirectSlices ? 0 : 8)));", "kHeads * (kHeadDim * 4));"),
+    "sums that go ahead have arrived": (
+        COOPERATIVE, "wait_for_inbox(slot + (kDirectSlices ? kSlotStatsArrival : kSlotArrival));", ""),
+    "slices have arrived": (
+        COOPERATIVE, "if constexpr (kDirectSlices) wait_for_inbox(slot + kSlotArrival);\n    const", "const"),
+    "a CTA stays until the slices of all heads have arrived": (
+        COOPERATIVE, "if constexpr (kDirectSlices) wait_for_inbox(slot + kSlotArrival);\n}", "}"),
+    "sums that go ahead are announced": (COOPERATIVE, "kHeads * 8);", "kHeads * 4);"),
+    "sums that go ahead are complete": (
+        COOPERATIVE, "page_sync(page_slot);\n  if (kDirectSlices && last) tell();",
+        "if (kDirectSlices && last) tell();\n  page_sync(page_slot);"),
+    "eight warps wait for those that asked for their page": (
+        EIGHT_WARPS, "if (kEightWarps && !refilled) page_sync(page_slot);", ""),
     "cooperating warps wait for their values": (COOPERATIVE, "  arrive();\n", ""),
     "cooperating warps have all maxima": (
         COOPERATIVE, "page_sync(page_slot);  // also: every warp's values have arrived", ""),
     "cooperating warps have all probabilities": (
-        COOPERATIVE, "page_sync(page_slot);\n  if constexpr (!kRoomy)", "if constexpr (!kRoomy)"),
+        COOPERATIVE, "page_sync(page_slot);\n  if (kDirectSlices && last) tell();",
+        "if (kDirectSlices && last) tell();"),
     "cooperating warps wait for readers": (
         COOPERATIVE, "page_sync(page_slot);  // also: every warp's values have arrived\n  refill();",
         "refill();\n  page_sync(page_slot);"),
@@ -508,15 +523,17 @@ def test_a_planted_fault_is_noticed(fault, rng):
 def test_lanes_of_a_warp_exchange_data_only_behind_a_common_instruction(program, rng):
     from msa_cudacore.ptx import emulator
 
-    case, checks = few_pages(rng, [0.25] * 5), emulator.Checks(warp_races=True)
+    # Each CTA of four splits has a page that follows another one.
+    case, checks = few_pages(rng, [0.25] * 9), emulator.Checks(warp_races=True)
     text = source(program.configuration)
     # Every lane waits for its own copies and reads those of the others.
     place = "wait_for_keys();\n    __syncwarp();"
     mutated = text.replace(place, place.replace("__syncwarp();", ""))
     launch(case, program, checks=checks)
+    launch(case, program, "late", checks=checks)
     assert mutated != text
     with pytest.raises(emulator.Fault, match="no instruction that both lanes execute together"):
-        launch(case, program, text=mutated, checks=checks)
+        launch(case, program, "late", text=mutated, checks=checks)
 
 
 # ---- The emulator and a device

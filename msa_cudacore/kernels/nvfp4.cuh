@@ -7,46 +7,40 @@
 #pragma once
 #include "arithmetic.cuh"
 #include "convert.cuh"
+#include "logic.cuh"
 #include "types.cuh"
 
 constexpr float kCodeUnit = 16384.0f;  // what a decoded value must be multiplied by
 
-// The high or the low nibble of each byte as the upper byte of a binary16.
-__device__ __forceinline__ u32 high_codes(u32 codes) {
-  return (codes & 0x80808080u) | ((codes >> 3) & 0x0E0E0E0Eu);
-}
-__device__ __forceinline__ u32 low_codes(u32 codes) {
-  return ((codes << 4) & 0x80808080u) | ((codes << 1) & 0x0E0E0E0Eu);
-}
-
 // Eight codes of a word to four pairs: pairs[0] low nibbles of bytes 0, 1; pairs[1] low nibbles of bytes 2,
 // 3; pairs[2], pairs[3] the high nibbles of the same bytes.
 __device__ __forceinline__ void decode_e2m1(u32 codes, u32 (&pairs)[4]) {
-  const u32 high = high_codes(codes);
-  const u32 low = low_codes(codes);
+  const u32 high = (codes & 0x80808080u) | ((codes >> 3) & 0x0E0E0E0Eu);
+  const u32 low = ((codes << 4) & 0x80808080u) | ((codes << 1) & 0x0E0E0E0Eu);
   pairs[0] = __byte_perm(low, 0, 0x1404);
   pairs[1] = __byte_perm(low, 0, 0x3424);
   pairs[2] = __byte_perm(high, 0, 0x1404);
   pairs[3] = __byte_perm(high, 0, 0x3424);
 }
 
-// Four codes of one token in the lower half of a word and of the next token in the upper half: pairs[i] has
-// code i of both.
-__device__ __forceinline__ void decode_e2m1_columns(u32 codes, u32 (&pairs)[4]) {
-  const u32 high = high_codes(codes);
-  const u32 low = low_codes(codes);
-  pairs[0] = __byte_perm(low, 0, 0x2404);
-  pairs[1] = __byte_perm(high, 0, 0x2404);
-  pairs[2] = __byte_perm(low, 0, 0x3414);
-  pairs[3] = __byte_perm(high, 0, 0x3414);
+// The same to pairs[i] of codes i and i + 4; of four codes each of two tokens these are pairs of tokens.
+// Without byte permutations: shifts to the left have an idle pipe.
+__device__ __forceinline__ void decode_e2m1_halves(u32 codes, u32 (&pairs)[4]) {
+  constexpr u32 kSigns = 0x80808080u, kCode = 0x8E008E00u, kSelect = 0xD8;  // b where c is set, else a
+  const u32 even = ptx::lop3_b32<kSelect>(codes << 1, codes << 4, kSigns);
+  const u32 odd = ptx::lop3_b32<kSelect>(codes >> 3, codes, kSigns);
+  pairs[0] = (even << 8) & kCode;
+  pairs[1] = (odd << 8) & kCode;
+  pairs[2] = even & kCode;
+  pairs[3] = odd & kCode;
 }
 
 // Two codes of each of the two tokens, from the high nibbles: pairs[i] has code 2 * i + 1 of both, or code
 // 2 * i if the word was shifted left by four.
 __device__ __forceinline__ void decode_e2m1_high_columns(u32 codes, u32 (&pairs)[4]) {
-  const u32 high = high_codes(codes);
-  pairs[0] = __byte_perm(high, 0, 0x2404);
-  pairs[1] = __byte_perm(high, 0, 0x3414);
+  const u32 high = ptx::lop3_b32<0xD8>(codes >> 3, codes, 0x80808080u);
+  pairs[0] = (high << 8) & 0x8E008E00u;
+  pairs[1] = high & 0x8E008E00u;
 }
 
 // Two E4M3 scales (lower byte first) to a binary16 pair, exactly. Without the conversion instruction (before

@@ -25,16 +25,61 @@ struct Place {
   u32 item_slot;
   int warp;  // of the item
   SlotAddresses slot;
-  SharedAddress item_ring, page_ring, ring;
+  SharedAddress item_ring;
+  u32 page_slot;
+  SharedAddress page_ring, ring;
 
   __device__ __forceinline__ Place(SharedAddress smem, int cta_warp)
-      : item_slot(cta_warp / kItemWarps),
-        warp(cta_warp % kItemWarps),
+      : item_slot(kItemSlots > 1 ? cta_warp / kItemWarps : 0),
+        warp(kItemSlots > 1 ? cta_warp % kItemWarps : cta_warp),
         slot(smem, item_slot),
         item_ring(smem + kRingAt + item_slot * (kItemWarps * kWarpRingBytes)),
-        page_ring(item_ring + warp / kWarpsPerPage * (kWarpsPerPage * kWarpRingBytes)),
+        page_slot(kPageSlots > 1 ? warp / kWarpsPerPage : 0),
+        page_ring(item_ring + page_slot * (kWarpsPerPage * kWarpRingBytes)),
         ring(item_ring + warp * kWarpRingBytes) {}
 };
+
+// A head's queries as fragments, eight threads a head, and its scale; of: 1 for a leftover's.
+__device__ __forceinline__ void stage_head(const Arguments& args, const QueryPart& query, int head, int index,
+                                           SharedAddress slot, u32 of) {
+  const int exponent = row_exponent(query);
+  stage_query(query, exponent, args.score_scale < 0.0f, head, index, slot + kSlotQueries + of * kQueryBytes);
+  if (index == 0) {
+    const RowScale row = bounded_scale(args.score_scale, exponent);
+    ptx::st_shared_v2_f32(slot + kSlotScales + of * kScaleBytes + head * 8, row.scale, row.lift);
+  }
+}
+
+// Eight warps: four select the item's pages and request the first, two parts each, and the others stage the
+// queries. The number of pages is left beside the item.
+__device__ __forceinline__ void divide_start(const Arguments& args, const Place& place, Item item, int first,
+                                             int lane) {
+  const SharedAddress slot = place.slot.fixed;
+  if (place.warp < kItemWarps / 2) {
+    // seqused comes after the ids and before it is needed.
+    const SelectedIds ids = load_ids(args, item, lane);
+    find_request(args, item);
+    Selection selection = load_pages(args, item, ids, load_seqused(args, item));
+    const PagePair pair = page_pair(args, item.kv_head, lane * 16, 2 * place.warp);
+    rank_pages(args, selection, lane);
+    if (first < selection.count)
+      request_pair(args, pair, page_of_rank(selection, first),
+                   place.page_ring + 2 * place.warp * kWarpRingBytes, lane);
+    else
+      request_nothing();
+    if (place.warp == 0) {
+      list_pages(args, item, selection, place.slot, [](int rank) { return rank; });
+      if (lane == 0) ptx::st_shared_u32(slot + kSlotPages, selection.count);
+    }
+  } else {
+    const int stager = (place.warp - kItemWarps / 2) * 32 + lane, head = stager >> 3;
+    if constexpr (kClusterMerge) open_inbox(slot, stager == kItemThreads / 2 - 32);
+    stage_head(args, load_query(args, item, head, stager & 7), head, stager & 7, slot, 0);
+    if (stager == 0) ptx::st_shared_v2_u32(slot + kSlotItem, item.row, item.kv_head);
+    request_nothing();
+  }
+  ptx::cp_async_commit_group();
+}
 
 // State: WarpState, or SliceState where warps cooperate.
 template <typename State>
@@ -45,100 +90,107 @@ __device__ __forceinline__ void decode(const Arguments& args) {
   const Place place(smem, cta_warp);
   const SlotAddresses& slot = place.slot;
   const int warp = place.warp, thread = warp * 32 + lane;
-  const u32 part = warp % kWarpsPerPage, split = kSplit ? blockIdx.x % kSplits : 0;
+  const u32 page_slot = place.page_slot, part = warp - page_slot * kWarpsPerPage;
+  const u32 split = kSplit ? blockIdx.x % kSplits : 0;
   const u32 index = kItemSlots > 1 ? blockIdx.x + gridDim.x * place.item_slot : blockIdx.x / kSplits;
   const bool live = (kItemSlots == 1 && !kLeftovers) || index < item_count(args);
   u32 item_index = live ? index : 0;
   const u32 leftover = index / kSharers;
   const bool has_leftover = kLeftovers && first_leftover() + leftover < item_count(args);
   // Warps that begin with a piece of a leftover know their own item by what others list.
-  const bool on_piece = has_leftover && warp / kWarpsPerPage >= kOtherSlots;
+  const bool on_piece = has_leftover && page_slot >= kOtherSlots;
   if (on_piece) item_index = first_leftover() + leftover;
-  const Item item = item_of(args, item_index);
-  if constexpr (kClusterMerge) open_inbox(slot.fixed, thread);
-  const SelectedIds ids = load_ids(args, item, lane);
-  // Queries: eight threads a head. Those of the slot's own item are the first page slot's, whose warps are
-  // oldest and so issue first, and a leftover's the last one's.
-  const bool brings_queries =
-      !kLeftovers || warp < kWarpsPerPage || (on_piece && warp / kWarpsPerPage == kPageSlots - 1);
-  const int head = kLeftovers ? (brings_queries ? (thread >> 3) % kHeads : kHeads) : thread >> 3;
-  const int query_index = thread & 7;
-  const QueryPart query = load_query(args, item, head < kHeads ? head : args.group, query_index);
-  Selection selection = load_pages(args, item, ids);
+  Item item = item_without_request(args, item_index);
   u32 lane16 = lane * 16;
-  const SourceLanes from_lanes = source_lanes(lane16, part);
-  const PartSources sources = part_sources(args, item.kv_head, from_lanes);
-  if constexpr (kTable && kLateQueries) fill_table(smem, threadIdx.x);
-
-  auto stage_queries = [&] {
-    const u32 of = on_piece ? 1 : 0;
-    if (kLeftovers ? head == 0 && query_index == 0 : thread == 0)
-      ptx::st_shared_v2_u32(slot.fixed + (of ? kSlotLeftover : kSlotItem), item.row, item.kv_head);
-    if (head >= kHeads) return;
-    const int exponent = row_exponent(query);
-    stage_query(query, exponent, args.score_scale < 0.0f, head, query_index,
-                slot.fixed + kSlotQueries + of * kQueryBytes);
-    if (query_index == 0) {
-      const RowScale row = bounded_scale(args.score_scale, exponent);
-      ptx::st_shared_v2_f32(slot.fixed + kSlotScales + of * kScaleBytes + head * 8, row.scale, row.lift);
+  RingLanes lanes = ring_lanes(place.ring, lane);
+  int pages, first = split * kPageSlots + page_slot;
+  Selection selection;
+  bool waits_for_list = false;
+  auto arrive_at_cluster = [&] {
+    if constexpr (kClusterMerge) {
+      __syncwarp();
+      ptx::barrier_cluster_arrive_relaxed();
     }
   };
-  if constexpr (!kLateQueries) stage_queries();
-
-  rank_pages(args, selection, lane);
-  // A slot without an item asks for nothing: its warps leave before a copy would have arrived.
-  int pages = live ? selection.count : 0, first = split * kPageSlots + warp / kWarpsPerPage;
-  const u32 page_slot = warp / kWarpsPerPage;
-  const int turns = turns_of_piece(args, has_leftover);
-  const int piece = index % kSharers * kPieceSlots + page_slot - kOtherSlots;
-  if (on_piece) first = piece;
-  // A piece without pages: the slot's first page is of its own item, and listed by others.
-  const bool waits_for_list = on_piece && first >= pages;
-  RingLanes lanes = ring_lanes(place.ring, lane);
-#pragma unroll
-  for (int s = 0; s < kFirstPages; ++s) {
-    const int rank = first + s * kPageStride;
-    if (rank < pages) {
-      const i64 page = page_of_rank(selection, rank);
-      const u8* keys = sources.keys + page * args.k_page;
-      const u8* scales = sources.scales + page * sources.scales_page;
-      if constexpr (kLateValues)
-        request_keys(lanes, s * kStageBytes, keys, scales, from_lanes.brings_scales);
-      else
-        request_part(lanes, s * kStageBytes, keys, sources.values + page * args.v_page, scales,
-                     from_lanes.brings_scales);
-    } else if (!kLateValues && !waits_for_list) {
-      request_nothing();
-    }
-    if (!waits_for_list) ptx::cp_async_commit_group();
-  }
-  if constexpr (kClusterMerge) {
-    __syncwarp();
-    ptx::barrier_cluster_arrive_relaxed();
-  }
-  if constexpr (kLeftovers) {
-    // From here on places in the page slot's list.
-    const int piece_pages = on_piece ? (selection.count + kStored - 1 - piece) / kStored : 0;
-    first = list_of(page_slot) + (on_piece ? turns - piece_pages : 0);
-    if (part == 0) {
-      if (on_piece)
-        list_piece(args, item, selection, slot, piece, first);
-      else if (page_slot == 0)
-        list_dealt(args, item, selection, slot, turns, lane);
-      if (lane == 0) {
-        ptx::st_shared_u32(slot.fixed + kSlotEnds + page_slot * 8 + 4,
-                           piece_pages > 0 ? list_of(page_slot) + turns : kNoPiece);
-        if (page_slot == kPageSlots - 1)
-          ptx::st_shared_u32(slot.fixed + kSlotPieces, min(selection.count, kPieces));
-      }
-    }
+  if constexpr (kEightWarps) {
+    divide_start(args, place, item, first, lane);
+    arrive_at_cluster();
   } else {
-    if (warp == 0) list_pages(args, item, selection, slot, [](int rank) { return rank; });
+    find_request(args, item);
+    if constexpr (kClusterMerge) open_inbox(slot.fixed, thread == 0);
+    const SelectedIds ids = load_ids(args, item, lane);
+    const int seqused = load_seqused(args, item);
+    // Queries: eight threads a head. Those of the slot's own item are the first page slot's, whose warps are
+    // oldest and so issue first, and a leftover's the last one's.
+    const bool brings_queries =
+        !kLeftovers || warp < kWarpsPerPage || (on_piece && page_slot == kPageSlots - 1);
+    const int head = kLeftovers ? (brings_queries ? (thread >> 3) % kHeads : kHeads) : thread >> 3;
+    const int query_index = thread & 7;
+    const QueryPart query = load_query(args, item, head < kHeads ? head : args.group, query_index);
+    selection = load_pages(args, item, ids, seqused);
+    const SourceLanes from_lanes = source_lanes(lane16, part);
+    const PartSources sources = part_sources(args, item.kv_head, from_lanes);
+    if constexpr (kTable && kLateQueries) fill_table(smem, threadIdx.x);
+
+    auto stage_queries = [&] {
+      const u32 of = on_piece ? 1 : 0;
+      if (kLeftovers ? head == 0 && query_index == 0 : thread == 0)
+        ptx::st_shared_v2_u32(slot.fixed + (of ? kSlotLeftover : kSlotItem), item.row, item.kv_head);
+      if (head < kHeads) stage_head(args, query, head, query_index, slot.fixed, of);
+    };
+    if constexpr (!kLateQueries) stage_queries();
+
+    rank_pages(args, selection, lane);
+    // A slot without an item asks for nothing: its warps leave before a copy would have arrived.
+    pages = live ? selection.count : 0;
+    const int turns = turns_of_piece(args, has_leftover);
+    const int piece = index % kSharers * kPieceSlots + page_slot - kOtherSlots;
+    if (on_piece) first = piece;
+    // A piece without pages: the slot's first page is of its own item, and listed by others.
+    waits_for_list = on_piece && first >= pages;
+#pragma unroll
+    for (int s = 0; s < kFirstPages; ++s) {
+      const int rank = first + s * kPageStride;
+      if (rank < pages) {
+        const i64 page = page_of_rank(selection, rank);
+        const u8* keys = sources.keys + page * args.k_page;
+        const u8* scales = sources.scales + page * sources.scales_page;
+        if constexpr (kLateValues)
+          request_keys(lanes, s * kStageBytes, keys, scales, from_lanes.brings_scales);
+        else
+          request_part(lanes, s * kStageBytes, keys, sources.values + page * args.v_page, scales,
+                       from_lanes.brings_scales);
+      } else if (!kLateValues && !waits_for_list) {
+        request_nothing();
+      }
+      if (!waits_for_list) ptx::cp_async_commit_group();
+    }
+    arrive_at_cluster();
+    if constexpr (kLeftovers) {
+      // From here on places in the page slot's list.
+      const int piece_pages = on_piece ? (selection.count + kStored - 1 - piece) / kStored : 0;
+      first = list_of(page_slot) + (on_piece ? turns - piece_pages : 0);
+      if (part == 0) {
+        if (on_piece)
+          list_piece(args, item, selection, slot, piece, first);
+        else if (page_slot == 0)
+          list_dealt(args, item, selection, slot, turns, lane);
+        if (lane == 0) {
+          ptx::st_shared_u32(slot.fixed + kSlotEnds + page_slot * 8 + 4,
+                             piece_pages > 0 ? list_of(page_slot) + turns : kNoPiece);
+          if (page_slot == kPageSlots - 1)
+            ptx::st_shared_u32(slot.fixed + kSlotPieces, min(selection.count, kPieces));
+        }
+      }
+    } else {
+      if (warp == 0) list_pages(args, item, selection, slot, [](int rank) { return rank; });
+    }
+    if constexpr (kLateQueries) stage_queries();
+    if constexpr (kTable && !kLateQueries) fill_table(smem, threadIdx.x);
   }
-  if constexpr (kLateQueries) stage_queries();
-  if constexpr (kTable && !kLateQueries) fill_table(smem, threadIdx.x);
   __syncthreads();
   if (!live) return;
+  if constexpr (kEightWarps) pages = static_cast<int>(ptx::ld_shared_u32(slot.fixed + kSlotPages));
   if constexpr (kLeftovers) {
     // One without pages has nobody to arrive: the first of its item slots writes the result.
     if (on_piece && page_slot == kPageSlots - 1 && index % kSharers == 0 && selection.count == 0)
@@ -211,6 +263,11 @@ __device__ __forceinline__ void decode(const Arguments& args) {
     at.queries += kQueryBytes;
     at.scales += kScaleBytes;
   }
+  const auto queries = queries_for_all_pages({at.queries + lane16});
+  if constexpr (kDirectSlices) {
+    ptx::barrier_cluster_wait();  // every inbox is open
+    if (first >= pages && part == 0) tell_stats(state, slot.fixed, lane16 >> 4, split, false);
+  }
   auto store_piece = [&](u32 stage) {
     if constexpr (kLeftovers) {
       u32 lane_now = lane16 >> 4;
@@ -242,6 +299,7 @@ __device__ __forceinline__ void decode(const Arguments& args) {
     else
       wait_for_keys();
     __syncwarp();
+    if (kEightWarps && !refilled) page_sync(page_slot);  // others have asked for this warp's part
     const int visible = static_cast<int>(ptx::ld_shared_u32(slot.fixed + kSlotVisible + rank * 4));
     if constexpr (kCooperative) {
       const auto arrive = [&] {
@@ -253,8 +311,11 @@ __device__ __forceinline__ void decode(const Arguments& args) {
       const auto refill = [&] {
         if (refilled) request_after(rank - kPageStride, stage ^ kStageBytes);
       };
+      const auto tell = [&] {
+        if (part == 0) tell_stats(state, slot.fixed, lane16 >> 4, split, true);
+      };
       attend_page(state, at, slot.fixed + kSlotMaxima + page_slot * kMaximaBytes, place.page_ring, page_slot,
-                  part, stage, visible, arrive, refill);
+                  part, stage, visible, rank + kPageStride >= pages, queries, arrive, refill, tell);
     } else {
       const int own_visible = visible - static_cast<int>(part) * kWarpTokens;
       if (own_visible > 0)
@@ -303,7 +364,6 @@ __device__ __forceinline__ void decode(const Arguments& args) {
   const uint2 stored = ptx::ld_shared_v2_u32(slot.fixed + kSlotItem);
   const ItemRow item_row = {static_cast<int>(stored.x), static_cast<int>(stored.y)};
   if constexpr (kDirectSlices) {
-    ptx::barrier_cluster_wait();  // every inbox is open
 #pragma unroll
     for (int row = 0; row < 2; ++row)
       push_partial(slice_of(state, slot.fixed, warp, lane_now, row), slot.fixed, split);

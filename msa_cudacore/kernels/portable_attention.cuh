@@ -103,6 +103,36 @@ __device__ __forceinline__ void request_listed_keys(const RingLanes& to, u32 sta
                reinterpret_cast<const u8*>(scales + lanes.scales), lanes.brings_scales);
 }
 
+// What a lane reads of two neighbouring parts of page 0: codes of the first, and one piece of scales.
+struct PagePair {
+  const u8 *keys, *values, *scales;
+  i64 scales_page;
+};
+
+__device__ __forceinline__ PagePair page_pair(const Arguments& args, int kv_head, u32 lane16, u32 part) {
+  const SourceLanes codes = source_lanes(lane16, part),
+                    scales = source_lanes(lane16 % (2 * kPartScales), part + lane16 / (2 * kPartScales));
+  const PartSources of_codes = part_sources(args, kv_head, codes),
+                    of_scales = part_sources(args, kv_head, scales);
+  return {of_codes.keys, of_codes.values, of_scales.scales, of_scales.scales_page};
+}
+
+// ring: of the first part. Keys with scales and values are commit groups of their own; the second is left to
+// be committed.
+__device__ __forceinline__ void request_pair(const Arguments& args, const PagePair& from, i64 page,
+                                             SharedAddress ring, u32 lane) {
+  static_assert(!kEightWarps || kPartScales == 128, "16 bytes of scales for each lane");
+  const u8 *keys = from.keys + page * args.k_page, *values = from.values + page * args.v_page;
+  const RingLanes first = ring_lanes(ring, lane), second = ring_lanes(ring + kWarpRingBytes, lane);
+  request_keys(first, 0, keys, nullptr, false);
+  request_keys(second, 0, keys + kPartCodes, nullptr, false);
+  ptx::cp_async_cg_16(ring + lane / 16 * kWarpRingBytes + kStageKeyScales + lane % 16 * 16,
+                      from.scales + page * from.scales_page);
+  ptx::cp_async_commit_group();
+  request_values(first, 0, values);
+  request_values(second, 0, values + kPartCodes);
+}
+
 __device__ __forceinline__ void request_listed(const RingLanes& to, u32 stage, const SlotAddresses& slot,
                                                u32 rank, const SourceLanes& lanes) {
   const SharedAddress at = slot.sources(rank);
@@ -151,9 +181,34 @@ struct WarpAddresses {
   u32 lane16;
 };
 
+// A fragments of the queries, k-steps: in shared memory, or held in registers.
+struct StagedQueries {
+  SharedAddress at;  // this lane's
+  __device__ __forceinline__ uint4 operator()(int step) const {
+    return ptx::ld_shared_v4_u32(at + step * 512);
+  }
+};
+struct HeldQueries {
+  uint4 step[kHeadDim / 16];
+  __device__ __forceinline__ uint4 operator()(int i) const { return step[i]; }
+};
+
+// With eight warps there are registers to hold them.
+__device__ __forceinline__ auto queries_for_all_pages(const StagedQueries& staged) {
+  if constexpr (kEightWarps) {
+    HeldQueries held;
+#pragma unroll
+    for (int i = 0; i < kHeadDim / 16; ++i) held.step[i] = staged(i);
+    return held;
+  } else {
+    return staged;
+  }
+}
+
 // score[n][i], score[n][2 + i]: token 8*n + 2*t + i, rows g and g + 8.
-__device__ __forceinline__ void score_keys(float (&score)[kTokenTiles][4], const WarpAddresses& at,
-                                           u32 stage) {
+template <typename Queries>
+__device__ __forceinline__ void score_keys(float (&score)[kTokenTiles][4], const WarpAddresses& at, u32 stage,
+                                           const Queries& queries) {
   const SharedAddress keys = at.ring + stage + at.lane16,
                       key_scales = at.ring + stage + kStageKeyScales + (at.lane16 >> 3);
 #pragma unroll
@@ -167,10 +222,10 @@ __device__ __forceinline__ void score_keys(float (&score)[kTokenTiles][4], const
 #pragma unroll
       for (int i = 0; i < 4; ++i) score[first + e][i] = 0.0f;
     }
+    float second[kTilesAtOnce][4] = {};  // with eight warps, the sum of the upper dims
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const uint4 q0 = ptx::ld_shared_v4_u32(at.queries + at.lane16 + 2 * i * 512);
-      const uint4 q1 = ptx::ld_shared_v4_u32(at.queries + at.lane16 + (2 * i + 1) * 512);
+      const uint4 q0 = queries(2 * i), q1 = queries(2 * i + 1);
 #pragma unroll
       for (int e = 0; e < kTilesAtOnce; ++e) {
         const u32 word = i == 0 ? codes[e].x : i == 1 ? codes[e].y : i == 2 ? codes[e].z : codes[e].w;
@@ -180,15 +235,19 @@ __device__ __forceinline__ void score_keys(float (&score)[kTokenTiles][4], const
 #pragma unroll
           for (int j = 0; j < 4; ++j) pairs[j] = look_up(at.table, word, j, at.lane16 >> 2);
         } else {
-          decode_e2m1(word, pairs);
+          decode_e2m1_halves(word, pairs);
         }
-        float (&tile)[4] = score[first + e];
+        float (&tile)[4] = kEightWarps && i >= 2 ? second[e] : score[first + e];
         ptx::mma_sync_m16n8k16_f32_f16(tile, q0, ptx::mul_rn_f16x2(pairs[0], scale),
                                        ptx::mul_rn_f16x2(pairs[1], scale));
         ptx::mma_sync_m16n8k16_f32_f16(tile, q1, ptx::mul_rn_f16x2(pairs[2], scale),
                                        ptx::mul_rn_f16x2(pairs[3], scale));
       }
     }
+#pragma unroll
+    for (int e = 0; kEightWarps && e < kTilesAtOnce; ++e)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) score[first + e][i] += second[e][i];
   }
 }
 
@@ -341,7 +400,7 @@ __device__ __forceinline__ void accumulate_values(WarpState& state, const uint4 
 __device__ __forceinline__ void attend_part(WarpState& state, const WarpAddresses& at, u32 stage,
                                             int visible) {
   float score[kTokenTiles][4];
-  score_keys(score, at, stage);
+  score_keys(score, at, stage, StagedQueries{at.queries + at.lane16});
   wait_for_values();
   if constexpr (kKeysFirst) __syncwarp();
   u32 value_scales[kTokenTiles];

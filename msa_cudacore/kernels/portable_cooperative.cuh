@@ -62,7 +62,7 @@ __device__ __forceinline__ void decode_slice(SliceFragments& fragments, SharedAd
       ((lane % kWarpTokens * 64 + slice * 16) ^ (((lane >> 1) & 1) << 6) ^ (((lane >> 2) & 1) << 5));
   const SharedAddress scales_at =
       page_ring + stage + kStageValueScales + (t >> 1) * 32 + (2 * slice + (g >> 2)) * 4 + (t & 1) * 2;
-  const u32 to_high = warp % kSliceWarps == 0 ? 4 : 0;
+  const u32 to_high = warp % kSliceWarps == 0 ? 16 : 1;  // a product: shifts wait for the integer pipe
 #pragma unroll
   for (int part = 0; part < kPageTokens / 32; ++part) {
     u32 codes[4];
@@ -74,9 +74,9 @@ __device__ __forceinline__ void decode_slice(SliceFragments& fragments, SharedAd
           ptx::ld_shared_u16(scales_at + ring_of_token(token) + token % kWarpTokens * 8));
       u32 pairs[4];
       if constexpr (kSliceWarps == 1)
-        decode_e2m1_columns(codes[tile], pairs);
+        decode_e2m1_halves(codes[tile], pairs);
       else
-        decode_e2m1_high_columns(codes[tile] << to_high, pairs);
+        decode_e2m1_high_columns(codes[tile] * to_high, pairs);
 #pragma unroll
       for (int j = 0; j < kSliceCodes; ++j)
         fragments.pairs[token / 16][j][tile & 1] = ptx::mul_rn_f16x2(pairs[j], scales);
@@ -87,30 +87,44 @@ __device__ __forceinline__ void decode_slice(SliceFragments& fragments, SharedAd
 // out += P V for a slice.
 __device__ __forceinline__ void accumulate_slice(SliceState& state, const SliceFragments& fragments,
                                                  SharedAddress page_ring, u32 lane, u32 stage) {
+  constexpr int kSteps = kPageTokens / 16;
+  // With eight warps nothing else is left to do: all of P is asked for at once, and odd k-steps have a sum.
+  constexpr int kAhead = kEightWarps ? kSteps : 1;
+  float second[kSliceCodes][4] = {};
 #pragma unroll
-  for (int step = 0; step < kPageTokens / 16; ++step) {
-    const uint4 p = ptx::ld_shared_v4_u32(page_ring + stage + ring_of_token(16 * step) +
-                                          16 * step % kWarpTokens * 32 + lane * 16);
-    ptx::mma_sync_m16n8k16_f32_f16(state.sum, p, kOnes, kOnes);
+  for (int first = 0; first < kSteps; first += kAhead) {
+    uint4 p[kAhead];
 #pragma unroll
-    for (int j = 0; j < kSliceCodes; ++j)
-      ptx::mma_sync_m16n8k16_f32_f16(state.out[j], p, fragments.pairs[step][j][0],
-                                     fragments.pairs[step][j][1]);
+    for (int i = 0; i < kAhead; ++i)
+      p[i] = ptx::ld_shared_v4_u32(page_ring + stage + ring_of_token(16 * (first + i)) +
+                                   16 * (first + i) % kWarpTokens * 32 + lane * 16);
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i)
+#pragma unroll
+      for (int j = 0; j < kSliceCodes; ++j)
+        ptx::mma_sync_m16n8k16_f32_f16(kEightWarps && i % 2 ? second[j] : state.out[j], p[i],
+                                       fragments.pairs[first + i][j][0], fragments.pairs[first + i][j][1]);
   }
+#pragma unroll
+  for (int j = 0; kEightWarps && j < kSliceCodes; ++j)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) state.out[j][i] += second[j][i];
 }
 
 // A page whose parts have arrived in their warps' rings; tokens from `visible` on are hidden. page_ring: ring
 // of the page's warp 0. arrive: waits for this lane's copies of values. refill: called when every warp has
-// finished the page before this one.
-template <typename Arrive, typename Refill>
+// finished the page before this one. tell: called on the item's last page, if its sums go ahead, as soon as
+// those of each warp's tokens are in kSlotSums.
+template <typename Queries, typename Arrive, typename Refill, typename Tell>
 __device__ __forceinline__ void attend_page(SliceState& state, const WarpAddresses& at,
                                             SharedAddress page_maxima, SharedAddress page_ring, u32 page_slot,
-                                            u32 warp, u32 stage, int visible, const Arrive& arrive,
-                                            const Refill& refill) {
+                                            u32 warp, u32 stage, int visible, bool last,
+                                            const Queries& queries, const Arrive& arrive,
+                                            const Refill& refill, const Tell& tell) {
   const u32 lane = at.lane16 >> 4;
   const int own_visible = visible - static_cast<int>(warp) * kWarpTokens;
   float score[kTokenTiles][4];
-  if (own_visible > 0) score_keys(score, at, stage);
+  if (own_visible > 0) score_keys(score, at, stage, queries);
   if (own_visible < kWarpTokens) {
     hide_scores(score, own_visible, lane & 3);
     clear_value_scales(at.ring, stage, own_visible, lane);
@@ -156,11 +170,19 @@ __device__ __forceinline__ void attend_page(SliceState& state, const WarpAddress
   };
   // As A fragments, a k-step of 512 bytes, over the lane's own codes of keys.
 #pragma unroll
-  for (int u = 0; u < kTokenTiles / 2; ++u)
-    ptx::st_shared_v4_u32(at.ring + stage + u * 512 + at.lane16, pair(score[2 * u], 0),
-                          pair(score[2 * u] + 2, 1), pair(score[2 * u + 1], 0),
-                          pair(score[2 * u + 1] + 2, 1));
+  for (int u = 0; u < kTokenTiles / 2; ++u) {
+    const uint4 p = make_uint4(pair(score[2 * u], 0), pair(score[2 * u] + 2, 1), pair(score[2 * u + 1], 0),
+                               pair(score[2 * u + 1] + 2, 1));
+    ptx::st_shared_v4_u32(at.ring + stage + u * 512 + at.lane16, p.x, p.y, p.z, p.w);
+    ptx::mma_sync_m16n8k16_f32_f16(state.sum, p, kOnes, kOnes);
+  }
+  if (kDirectSlices && last && (lane & 3) == 0) {
+    const SharedAddress sums = page_maxima + kMaximaBytes + (lane >> 2) * (kWarpsPerPage * 4) + warp * 4;
+    ptx::st_shared_f32(sums, state.sum[0]);
+    ptx::st_shared_f32(sums + 8 * (kWarpsPerPage * 4), state.sum[2]);
+  }
   page_sync(page_slot);
+  if (kDirectSlices && last) tell();  // this branch keeps ptxas from moving the decoding behind the barrier
   if constexpr (!kRoomy) decode_slice(fragments, page_ring, warp, lane, stage);
   accumulate_slice(state, fragments, page_ring, lane, stage);
 }

@@ -45,12 +45,18 @@ __device__ __forceinline__ void store_lse(u8* to, float origin, float sum, float
   *reinterpret_cast<float*>(to) = lse;
 }
 
-// Four dims at a time, `stride` apart, divided by the sum, with the factors that decoding left out; a row
-// without keys is exactly zero.
+// What divides by the sum, with the factors that decoding left out; a row without keys is exactly zero.
+__device__ __forceinline__ float output_factor(float v_global_scale, float sum) {
+  return sum == 0.0f ? 0.0f : v_global_scale * kCodeUnit / sum;
+}
+
+__device__ __forceinline__ void store_bf16(u8* at, float x) {
+  *reinterpret_cast<u16*>(at) = static_cast<u16>(ptx::cvt_rn_bf16x2_f32(0.0f, x));
+}
+
+// Four dims at a time, `stride` apart.
 template <int n>
-__device__ __forceinline__ void store_output(u8* at, float v_global_scale, float sum, const float4 (&out)[n],
-                                             int stride = 4) {
-  const float factor = sum == 0.0f ? 0.0f : v_global_scale * kCodeUnit / sum;
+__device__ __forceinline__ void store_output(u8* at, float factor, const float4 (&out)[n], int stride = 4) {
   uint2* to = reinterpret_cast<uint2*>(at);
 #pragma unroll
   for (int i = 0; i < n; ++i)
@@ -124,8 +130,11 @@ __device__ __forceinline__ MergedPart<2 * kSliceCodes> slice_of(const SliceState
   MergedPart<2 * kSliceCodes> part;
   part.head = (lane >> 2) + 8 * row;
   part.dim = (warp * 4 + (lane & 3)) * (2 * kSliceCodes);
-  part.origin = fmaf(state.reference[row], ptx::ld_shared_f32(slot + kSlotScales + part.head * 8), kHeadroom);
-  part.sum = state.sum[2 * row];
+  if constexpr (!kDirectSlices) {
+    const float scale = ptx::ld_shared_f32(slot + kSlotScales + part.head * 8);
+    part.origin = fmaf(state.reference[row], scale, kHeadroom);
+    part.sum = state.sum[2 * row];
+  }
   if constexpr (kSliceCodes == 4) {
 #pragma unroll
     for (int half = 0; half < 2; ++half)
@@ -138,15 +147,8 @@ __device__ __forceinline__ MergedPart<2 * kSliceCodes> slice_of(const SliceState
   return part;
 }
 
-// Four dims of a head out of a row of 128 places.
-__device__ __forceinline__ float4 load_places(SharedAddress row, int dim) {
-  if constexpr (kPlacesAreDims) {
-    return ptx::ld_shared_v4_f32(row + dim * 4);
-  } else {
-    const SharedAddress at = row + (dim & ~31) * 4 + (dim & 31) * 2;
-    const float2 even = ptx::ld_shared_v2_f32(at), odd = ptx::ld_shared_v2_f32(at + 64);
-    return make_float4(even.x, odd.x, even.y, odd.y);
-  }
+__device__ __forceinline__ int dim_of_place(int place) {
+  return kPlacesAreDims ? place : (place & ~31) | (place & 15) << 1 | (place >> 4 & 1);
 }
 
 __device__ __forceinline__ void add_scaled(float4& sum, float factor, const float4& x) {
@@ -224,8 +226,10 @@ __device__ __forceinline__ void publish_slice(const SliceState& state, const Slo
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     const auto part = slice_of(state, slot.fixed, warp, lane, row);
-    if (warp == 0 && (lane & 3) == 0)
-      ptx::st_shared_v2_f32(slot.warp_stats(page_slot) + part.head * 8, part.origin, part.sum);
+    if ((lane & 3) == 0) {
+      ptx::st_shared_f32(slot.sums(page_slot, part.head) + warp * 4, part.sum);
+      if (warp == 0) ptx::st_shared_f32(slot.warp_stats(page_slot) + part.head * 4, part.origin);
+    }
 #pragma unroll
     for (int i = 0; i < kSliceCodes / 2; ++i) {
       const u32 chunk = (lane & 3) * (kSliceCodes / 2) + i, swizzle = kPlacesAreDims ? part.head & 7 : 0;
@@ -249,6 +253,17 @@ __device__ __forceinline__ float4 load_slices(SharedAddress page_ring, int head,
 
 // ---- An item in a CTA
 
+// A row's sum, of which each warp of the page has that of its tokens.
+__device__ __forceinline__ float sum_of_warps(SharedAddress sums) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int w = 0; w < kWarpsPerPage; w += 4) {
+    const float4 x = ptx::ld_shared_v4_f32(sums + w * 4);
+    sum += (x.x + x.y) + (x.z + x.w);
+  }
+  return sum;
+}
+
 // What has been published, warps of the only page slot or page slots, becomes one.
 __device__ __forceinline__ ThreadPart<kPartDims> merge_item(const SlotAddresses& slot,
                                                             SharedAddress item_ring, int thread) {
@@ -257,8 +272,11 @@ __device__ __forceinline__ ThreadPart<kPartDims> merge_item(const SlotAddresses&
   return merge_partials<kPartials, kPartDims>(
       thread,
       [&](int partial, int head) {
-        const int warp = kCooperative ? partial : partial * kWarpsEach;
-        return ptx::ld_shared_v2_f32(slot.warp_stats(warp) + head * 8);
+        if constexpr (kCooperative)
+          return make_float2(ptx::ld_shared_f32(slot.warp_stats(partial) + head * 4),
+                             sum_of_warps(slot.sums(partial, head)));
+        else
+          return ptx::ld_shared_v2_f32(slot.warp_stats(partial * kWarpsEach) + head * 8);
       },
       [&](int partial, int head, int dim) {
         const SharedAddress ring = item_ring + partial * kWarpsEach * kWarpRingBytes;
@@ -270,20 +288,21 @@ __device__ __forceinline__ ThreadPart<kPartDims> merge_item(const SlotAddresses&
 
 // Announces what this CTA will receive, before the first load: the fence would hold up what waits for it. The
 // CTA arrives at the cluster's barrier later, while its first page is on its way.
-__device__ __forceinline__ void open_inbox(SharedAddress slot, int thread) {
-  if (thread == 0) {
+__device__ __forceinline__ void open_inbox(SharedAddress slot, bool opens) {
+  if (opens) {
     ptx::mbarrier_init(slot + kSlotArrival, 1);
+    if constexpr (kDirectSlices) ptx::mbarrier_init(slot + kSlotStatsArrival, 1);
     ptx::fence_mbarrier_init_release_cluster();
   }
   // ptxas initialises the barrier for the whole warp at once, which compute-sanitizer takes for another lane.
   __syncwarp();
-  if (thread == 0) ptx::mbarrier_arrive_expect_tx(slot + kSlotArrival, kHeads * (kHeadDim * 4 + 8));
+  if (!opens) return;
+  ptx::mbarrier_arrive_expect_tx(slot + kSlotArrival, kHeads * (kHeadDim * 4 + (kDirectSlices ? 0 : 8)));
+  if constexpr (kDirectSlices) ptx::mbarrier_arrive_expect_tx(slot + kSlotStatsArrival, kHeads * 8);
 }
 
 // Each CTA of the cluster owns kHeads / kSplits heads and receives their partials from all, itself included.
 constexpr int kOwned = kHeads / kSplits;
-// With one page slot a slice travels to its owners as it is.
-constexpr bool kDirectSlices = kCooperative && kClusterMerge && kPageSlots == 1;
 
 template <int kDims, int kStride>
 __device__ __forceinline__ void push_partial(const MergedPart<kDims, kStride>& part, SharedAddress slot,
@@ -296,43 +315,91 @@ __device__ __forceinline__ void push_partial(const MergedPart<kDims, kStride>& p
   for (int i = 0; i < kDims / 4; ++i)
     ptx::st_async_v4(there + i * (kStride * 4), part.out[i].x, part.out[i].y, part.out[i].z, part.out[i].w,
                      arrival);
-  if (part.dim == 0)
+  if (!kDirectSlices && part.dim == 0)
     ptx::st_async_v2(ptx::mapa_shared_cluster(slot + kSlotInboxStats + index * 8, owner), part.origin,
                      part.sum, arrival);
 }
 
+// The first warp tells the owners of all heads this CTA's origins and sums, which no value has to be
+// multiplied for. any: a page came, and kSlotSums has its warps' sums.
+__device__ __forceinline__ void tell_stats(const SliceState& state, SharedAddress slot, int lane, u32 split,
+                                           bool any) {
+  const u32 g = lane >> 2, t = lane & 3, head = g + 8 * t;
+  if (t >= 2) return;
+  float sum = 0.0f;
+  if (any) sum = sum_of_warps(slot + kSlotSums + head * (kWarpsPerPage * 4));
+  const float scale = ptx::ld_shared_f32(slot + kSlotScales + head * 8);
+  const float origin = fmaf(t == 0 ? state.reference[0] : state.reference[1], scale, kHeadroom);
+  const u32 owner = head / kOwned, index = split * kOwned + head % kOwned;
+  ptx::st_async_v2(ptx::mapa_shared_cluster(slot + kSlotInboxStats + index * 8, owner), origin, sum,
+                   ptx::mapa_shared_cluster(slot + kSlotStatsArrival, owner));
+}
+
+// Waits for what the cluster sends.
+__device__ __forceinline__ void wait_for_inbox(SharedAddress arrival) {
+  while (!ptx::mbarrier_try_wait_parity_cluster(arrival, 0)) {
+  }
+}
+
 __device__ __forceinline__ void collect_partials(const Arguments& args, const ItemRow& item,
                                                  SharedAddress slot, u32 split, int thread) {
-  constexpr int kLanes = kHeadDim / 4;  // threads for a head's result
-  const int dim = thread % kLanes * 4;
-  const ResultPlace to = result_place_now(args, item, split * kOwned + thread / kLanes, dim);
-  while (!ptx::mbarrier_try_wait_parity_cluster(slot + kSlotArrival, 0)) {
-  }
+  // Places of a head for a thread: all threads together take what the CTA owns.
+  constexpr int kShare = kOwned * kHeadDim / kItemThreads;
+  constexpr int kDims = !kDirectSlices || (kPlacesAreDims && kShare >= 4) ? 4 : kShare >= 2 ? 2 : 1;
+  constexpr int kLanes = kHeadDim / kDims;
+  const int place = thread % kLanes * kDims;
+  const ResultPlace result =
+      result_place_now(args, item, split * kOwned + thread / kLanes, dim_of_place(place));
+  wait_for_inbox(slot + (kDirectSlices ? kSlotStatsArrival : kSlotArrival));
 #pragma unroll
   for (int first = 0; first < kOwned; first += kItemThreads / kLanes) {
     const int owned = first + thread / kLanes, head = split * kOwned + owned;
     if (owned >= kOwned || head >= args.group) continue;
     float2 stats[kSplits];
-    float origin = kNoOrigin, sum = 0.0f;
+    float factor[kSplits], origin = kNoOrigin, sum = 0.0f;
 #pragma unroll
     for (int s = 0; s < kSplits; ++s) {
       stats[s] = ptx::ld_shared_v2_f32(slot + kSlotInboxStats + (s * kOwned + owned) * 8);
       origin = fmaxf(origin, stats[s].x);
     }
-    float4 out[1] = {make_float4(0.0f, 0.0f, 0.0f, 0.0f)};
 #pragma unroll
     for (int s = 0; s < kSplits; ++s) {
-      const float factor = ptx::ex2_approx_ftz_f32(stats[s].x - origin);
-      sum = fmaf(factor, stats[s].y, sum);
-      const SharedAddress partial = slot + kSlotInbox + (s * kOwned + owned) * (kHeadDim * 4);
-      add_scaled(out[0], factor,
-                 kDirectSlices ? load_places(partial, dim) : ptx::ld_shared_v4_f32(partial + dim * 4));
+      factor[s] = ptx::ex2_approx_ftz_f32(stats[s].x - origin);
+      sum = fmaf(factor[s], stats[s].y, sum);
     }
-    store_output(to.out + first * args.out_head, to.v_global_scale, sum, out);
-    if (dim == 0)
-      store_lse(to.lse + first * args.lse_head, origin, sum,
+    if (place == 0)
+      store_lse(result.lse + first * args.lse_head, origin, sum,
                 ptx::ld_shared_f32(slot + kSlotScales + head * 8 + 4));
+    u8* const to = result.out + first * args.out_head;
+    const float whole = output_factor(result.v_global_scale, sum);
+    if constexpr (kDirectSlices) wait_for_inbox(slot + kSlotArrival);
+    const SharedAddress partials = slot + kSlotInbox + owned * (kHeadDim * 4) + place * 4;
+    if constexpr (kDims == 1) {
+      float x[2] = {};
+#pragma unroll
+      for (int s = 0; s < kSplits; ++s)
+        x[s % 2] = fmaf(factor[s], ptx::ld_shared_f32(partials + s * (kOwned * kHeadDim * 4)), x[s % 2]);
+      store_bf16(to, (x[0] + x[1]) * whole);
+    } else if constexpr (kDims == 2) {
+      float2 out = make_float2(0.0f, 0.0f);
+#pragma unroll
+      for (int s = 0; s < kSplits; ++s) {
+        const float2 x = ptx::ld_shared_v2_f32(partials + s * (kOwned * kHeadDim * 4));
+        out.x = fmaf(factor[s], x.x, out.x);
+        out.y = fmaf(factor[s], x.y, out.y);
+      }
+      store_bf16(to, out.x * whole);
+      store_bf16(to + (kPlacesAreDims ? 2 : 4), out.y * whole);
+    } else {
+      float4 out[1] = {make_float4(0.0f, 0.0f, 0.0f, 0.0f)};
+#pragma unroll
+      for (int s = 0; s < kSplits; ++s)
+        add_scaled(out[0], factor[s], ptx::ld_shared_v4_f32(partials + s * (kOwned * kHeadDim * 4)));
+      store_output(to, whole, out);
+    }
   }
+  // Heads beyond the group arrive too, and this CTA must be there.
+  if constexpr (kDirectSlices) wait_for_inbox(slot + kSlotArrival);
 }
 
 // Workspace of splits that are no cluster, and of leftovers: float [items, kStored, group, 128], then
@@ -362,7 +429,7 @@ __device__ __forceinline__ void store_partial(const Arguments& args, const Merge
 template <int kDims, int kStride>
 __device__ __forceinline__ void store_result(const ResultPlace& to, const MergedPart<kDims, kStride>& part,
                                              SharedAddress scales) {
-  store_output(to.out, to.v_global_scale, part.sum, part.out, kStride);
+  store_output(to.out, output_factor(to.v_global_scale, part.sum), part.out, kStride);
   if (part.dim == 0)
     store_lse(to.lse, part.origin, part.sum, ptx::ld_shared_f32(scales + part.head * 8 + 4));
 }

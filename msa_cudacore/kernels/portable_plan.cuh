@@ -43,13 +43,14 @@ constexpr int kStored = kLeftovers ? kPieces : kSplits;  // partials of an item 
 // parts with 100 KB (8.6, 8.9, 12.x). Many splits mean few CTAs, which need registers more than company.
 constexpr int kArch = __CUDA_ARCH__;
 constexpr bool kSmallSharedMemory = kArch == 860 || kArch == 890 || kArch >= 1200;
-constexpr bool kRoomy = kSplits >= 4 && kWarps <= 8;
+constexpr bool kRoomy = kWarps <= 8 && (kSplits >= 4 || kWarpsPerPage == 8);
 constexpr int kResidentWarps = kSmallSharedMemory || kRoomy ? 8 : kArch == 900 ? 16 : 12;
 constexpr int kResidentCtas = kResidentWarps > kWarps ? kResidentWarps / kWarps : 1;
 
 static_assert(kItemSlots == 1 || kItemSlots == 2 || kItemSlots == 4, "item slots");
 static_assert(kWarpsPerPage == 4 || (kWarpsPerPage == 8 && kCooperative), "a warp takes 32 or 16 tokens");
 static_assert(kPageSlots == 1 || kPageSlots == 2 || kPageSlots == 4, "page slots");
+static_assert(kWarpsPerPage == 4 || kPageSlots == 1, "eight warps of a page are a CTA");
 static_assert(kWarps <= 16, "128 registers a thread and the ring limit a CTA to 16 warps");
 static_assert(kSplits >= 1 && kSplits <= kHeads && (kSplits & (kSplits - 1)) == 0,
               "a split owns kHeads / kSplits heads");
@@ -62,6 +63,10 @@ static_assert(!kLeftovers || (kTable && !kCooperative && !kSplit && kPieceSlots 
 static_assert(kIdsPerLane == 1 || kIdsPerLane == 2, "top-k up to 64");
 
 constexpr int kTilesAtOnce = kRoomy || kTable || kCooperative ? kTokenTiles : 2;
+// With a page for a whole SM, latencies are what there is to wait for. Four of its eight warps select and
+// request it, two parts each, while the others stage the queries; queries are held in registers, and products
+// are summed in two chains.
+constexpr bool kEightWarps = kWarpsPerPage == 8;
 // Straight-line code for both stages saves address arithmetic; with few pages a CTA, fetching it costs more
 // than it saves.
 constexpr bool kRolledLoop = kSplits >= 4 || kCooperative || kLeftovers;
@@ -76,6 +81,10 @@ constexpr bool kLateQueries = kCooperative;
 constexpr bool kKeysFirst = kTable || kCooperative;
 constexpr int kPageGroups = kKeysFirst ? 2 : 1;
 constexpr bool kLateValues = kKeysFirst && !kCooperative && kGradualStart;
+
+// With one page slot a slice travels to its owners in the cluster as it is. Ahead of it go the rows' origins
+// and sums, which are known before any value has been multiplied.
+constexpr bool kDirectSlices = kCooperative && kClusterMerge && kPageSlots == 1;
 
 // A warp's part of a page in the ring: codes of keys and values, then their scales.
 constexpr int kStages = 2;
@@ -107,7 +116,9 @@ constexpr int kListed = kItems * kMaxTopk;
 constexpr u32 kSlotVisible = kSlotQueries + kItems * kQueryBytes;  // [kListed] visible tokens, at most 128
 constexpr u32 kSlotScales = kSlotVisible + kListed * 4;            // [kItems][kHeads] RowScale
 constexpr u32 kSlotArrival = kSlotScales + kItems * kScaleBytes;   // mbarrier of the cluster merge
+constexpr u32 kSlotStatsArrival = kSlotArrival + 8;                // that of origins and sums that go ahead
 constexpr u32 kSlotItem = kSlotArrival + 16;                       // ItemRow, for the epilogue
+constexpr u32 kSlotPages = kSlotItem + 8;                          // eight warps: number of the item's pages
 constexpr u32 kSlotLeftover = kSlotItem + 8;                       // Leftover
 // Of each page slot: where its list ends, and where its piece does.
 constexpr u32 kSlotEnds = kSlotArrival + 64;
@@ -118,7 +129,9 @@ constexpr u32 kSlotWarpStats = kSlotSources + kListed * 32;
 // Cooperative: maxima of the scores of each page in work, [kPageSlots][kHeads][kWarpsPerPage].
 constexpr u32 kMaximaBytes = kCooperative ? kHeads * kWarpsPerPage * 4 : 0;
 constexpr u32 kSlotMaxima = kTable ? kSlotSources : kSlotWarpStats + kItemWarps * 128;
-constexpr u32 kSlotEnd = kSlotMaxima + kPageSlots * kMaximaBytes;
+// Direct slices: sums of each warp's tokens, [kHeads][kWarpsPerPage].
+constexpr u32 kSlotSums = kSlotMaxima + kPageSlots * kMaximaBytes;
+constexpr u32 kSlotEnd = kSlotSums + (kDirectSlices ? kMaximaBytes : 0);
 constexpr u32 kSlotBytes = kTable ? (kSlotEnd + 255) / 256 * 256 : kSlotEnd;
 static_assert(!kTable || (kSlotBytes >= kListed / 4 * 256 && kSlotBytes >= kItemWarps * 256 &&
                           2 * kItemSlots * kSlotBytes <= kTableBytes),
@@ -140,6 +153,10 @@ struct SlotAddresses {
   }
   __device__ __forceinline__ SharedAddress sources(u32 rank) const {
     return kTable ? gap(rank >> 2) + (rank & 3) * 32 : fixed + kSlotSources + rank * 32;
+  }
+  // Cooperative: sums of a row, one for each warp, where the page's maxima were.
+  __device__ __forceinline__ SharedAddress sums(u32 page_slot, u32 head) const {
+    return fixed + kSlotMaxima + page_slot * kMaximaBytes + head * (kWarpsPerPage * 4);
   }
   __device__ __forceinline__ SharedAddress warp_stats(u32 warp) const {
     return kTable ? gap(warp) + kItemSlots * kSlotBytes : fixed + kSlotWarpStats + warp * 128;
@@ -201,13 +218,22 @@ __device__ __forceinline__ u32 quotient(u32 dividend, u32 divisor) {
   return dividend / divisor;
 }
 
+// Without its request and token, which the ids do not need.
+__device__ __forceinline__ Item item_without_request(const Arguments& args, u32 index) {
+  Item item = {};
+  item.row = quotient(index, args.num_kv_heads);
+  item.kv_head = index - item.row * args.num_kv_heads;
+  return item;
+}
+
+__device__ __forceinline__ void find_request(const Arguments& args, Item& item) {
+  item.request = quotient(item.row, args.seqlen_q);
+  item.token = item.row - item.request * args.seqlen_q;
+}
+
 __device__ __forceinline__ Item item_of(const Arguments& args, u32 index) {
-  const u32 row = quotient(index, args.num_kv_heads), request = quotient(row, args.seqlen_q);
-  Item item;
-  item.kv_head = index - row * args.num_kv_heads;
-  item.request = request;
-  item.token = row - request * args.seqlen_q;
-  item.row = row;
+  Item item = item_without_request(args, index);
+  find_request(args, item);
   return item;
 }
 

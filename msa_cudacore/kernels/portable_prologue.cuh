@@ -7,10 +7,14 @@
 
 // ---- Selection
 
+// With late queries where it is written, and without a branch around it.
+__device__ __forceinline__ int load_early(const u8* at) {
+  return kLateQueries ? static_cast<int>(ptx::ld_global_nc_u32(at)) : load<int>(at, 0);
+}
+
 // A lane holds entries lane and lane + 32 of the item's q2k row.
 struct SelectedIds {
   int id[kIdsPerLane];
-  int seqused;
 };
 
 __device__ __forceinline__ SelectedIds load_ids(const Arguments& args, const Item& item, int lane) {
@@ -18,13 +22,15 @@ __device__ __forceinline__ SelectedIds load_ids(const Arguments& args, const Ite
 #pragma unroll
   for (int w = 0; w < kIdsPerLane; ++w) {
     const int j = w * 32 + lane;
-    ids.id[w] =
-        j < args.topk
-            ? load<int>(args.q2k, item.kv_head * args.q2k_head + item.row * args.q2k_row + j * args.q2k_j)
-            : -1;
+    const u8* at = args.q2k + item.kv_head * args.q2k_head + item.row * args.q2k_row + j * args.q2k_j;
+    ids.id[w] = -1;
+    if (j < args.topk) ids.id[w] = load_early(at);
   }
-  ids.seqused = load<int>(args.seqused_k, item.request * args.seqused_k_stride);
   return ids;
+}
+
+__device__ __forceinline__ int load_seqused(const Arguments& args, const Item& item) {
+  return load_early(args.seqused_k + item.request * args.seqused_k_stride);
 }
 
 // The item's legal pages in the order of its q2k row.
@@ -32,27 +38,31 @@ struct Selection {
   int count;
   int rank[kIdsPerLane];  // place among the legal pages, -1 for a dropped entry
   int page[kIdsPerLane];
-  int visible[kIdsPerLane];  // tokens from the page's first one up to the query's position, at most 128
+  int visible[kIdsPerLane];  // tokens from the page's first one up to the query's position, 0 to 128
 };
 
 // An id is legal inside the page table and inside the context that this token sees; its page id inside the
-// pool. Nothing else is ever dereferenced. Only requests the page ids; rank_pages waits for them.
+// pool. No other page is ever dereferenced. Only requests the page ids; rank_pages waits for them, and for
+// seqused, which comes later.
 __device__ __forceinline__ Selection load_pages(const Arguments& args, const Item& item,
-                                                const SelectedIds& ids) {
+                                                const SelectedIds& ids, int seqused) {
   // 64 bits: a length near 2^31 must not wrap.
-  const i64 context = static_cast<i64>(ids.seqused) - args.seqlen_q + item.token + 1;
+  const auto visible_of = [&](int id) {
+    return static_cast<i64>(seqused) - args.seqlen_q + item.token + 1 - static_cast<i64>(id) * kPageTokens;
+  };
   Selection s;
 #pragma unroll
   for (int w = 0; w < kIdsPerLane; ++w) {
-    const i64 visible = context - static_cast<i64>(ids.id[w]) * kPageTokens;
-    const bool legal = ids.id[w] >= 0 && ids.id[w] < args.max_pages && visible > 0;
+    const u8* at = args.page_table + item.request * args.page_table_row + ids.id[w] * args.page_table_j;
     s.page[w] = -1;
-    if (legal) {
-      const u8* at = args.page_table + item.request * args.page_table_row + ids.id[w] * args.page_table_j;
-      // Volatile, where it has to stay before what is written after it.
-      s.page[w] = kLateQueries ? ptx::ld_global_nc_u32(at) : load<int>(at, 0);
-    }
-    s.visible[w] = visible < kPageTokens ? static_cast<int>(visible) : kPageTokens;
+    // With few pages, without waiting for seqused.
+    if (ids.id[w] >= 0 && ids.id[w] < args.max_pages && (kLateQueries || visible_of(ids.id[w]) > 0))
+      s.page[w] = load_early(at);
+  }
+#pragma unroll
+  for (int w = 0; w < kIdsPerLane; ++w) {
+    const i64 visible = visible_of(ids.id[w]);
+    s.visible[w] = visible <= 0 ? 0 : visible < kPageTokens ? static_cast<int>(visible) : kPageTokens;
   }
   return s;
 }
@@ -61,7 +71,7 @@ __device__ __forceinline__ void rank_pages(const Arguments& args, Selection& s, 
   s.count = 0;
 #pragma unroll
   for (int w = 0; w < kIdsPerLane; ++w) {
-    const bool legal = s.page[w] >= 0 && s.page[w] < args.num_pages;
+    const bool legal = s.page[w] >= 0 && s.page[w] < args.num_pages && s.visible[w] > 0;
     const u32 legal_lanes = __ballot_sync(~0u, legal);
     s.rank[w] = legal ? s.count + __popc(legal_lanes & ((1u << lane) - 1)) : -1;
     s.count += __popc(legal_lanes);
@@ -164,7 +174,7 @@ __device__ __forceinline__ int row_exponent(const QueryPart& part) {
 
 // The row, moved to [2^14, 2^15) by an exact power of two, as binary16 A fragments. Lane t of a quad
 // multiplies dims 32*t to 32*t + 31, eight of them (word i) in steps 2*i and 2*i + 1, in the order in which
-// the keys are decoded: by arithmetic even dims, then odd ones; by table the first four, then the others.
+// the keys are decoded: in pairs of dims i and i + 4 by arithmetic, of neighbours by table.
 __device__ __forceinline__ void stage_query(const QueryPart& part, int exponent, bool negate, int head,
                                             int index, SharedAddress queries) {
   const int lower = (14 - exponent) >> 1;
@@ -181,10 +191,10 @@ __device__ __forceinline__ void stage_query(const QueryPart& part, int exponent,
     }
     const SharedAddress fragment =
         queries + ((index & 1) * 2 + half) * 1024 + ((head & 7) * 4 + (index >> 1)) * 16 + (head >> 3) * 4;
-    constexpr int next = kTable ? 1 : 2;  // distance of the two dims of a pair
+    constexpr int next = kTable ? 1 : 4;  // distance of the two dims of a pair
 #pragma unroll
     for (int step = 0; step < 2; ++step) {
-      const int dim = kTable ? 4 * step : step, other = kTable ? dim + 2 : dim + 4;
+      const int dim = kTable ? 4 * step : 2 * step, other = kTable ? dim + 2 : dim + 1;
       ptx::st_shared_u32(fragment + step * 512, ptx::cvt_rn_f16x2_f32(x[dim + next], x[dim]));
       ptx::st_shared_u32(fragment + step * 512 + 8, ptx::cvt_rn_f16x2_f32(x[other + next], x[other]));
     }
