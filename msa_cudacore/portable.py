@@ -46,6 +46,8 @@ class Configuration:
     """Selected ids that each lane of a warp holds: 1 for a top-k up to 32, 2 up to 64."""
     item_slots: int = 1
     """Items that a CTA works on side by side."""
+    many_items: bool = False
+    """An item slot takes one item after the other, and a CTA stays on its multiprocessor."""
     warps_per_page: int = 4
     """4 warps of 32 tokens, or 8 of 16 where they cooperate."""
     table: bool = False
@@ -95,7 +97,10 @@ class Configuration:
             "kPageSlots": self.page_slots, "kSplits": self.splits, "kIdsPerLane": self.ids_per_lane,
             "kPieces": self.pieces, "kPieceSlots": self.piece_slots,
         }
-        flags = {"kClusterMerge": self.cluster_merge, "kTable": self.table, "kCooperative": self.cooperative}
+        flags = {
+            "kManyItems": self.many_items, "kClusterMerge": self.cluster_merge, "kTable": self.table,
+            "kCooperative": self.cooperative,
+        }
         return "".join(f"constexpr int {name} = {value};\n" for name, value in numbers.items()) + "".join(
             f"constexpr bool {name} = {str(value).lower()};\n" for name, value in flags.items()
         )
@@ -106,6 +111,8 @@ class Configuration:
             return multiprocessors
         if self.item_slots == 1:
             return items * self.splits
+        if self.many_items:
+            return min(items, multiprocessors)
         return max(-(-items // self.item_slots), min(items, multiprocessors))
 
     def leftovers(self, items: int, multiprocessors: int) -> int:
@@ -167,7 +174,12 @@ def _fill(items: int, pages: int, multiprocessors: int, roomy: bool) -> Configur
         pieces, piece_slots = _pieces(items - 2 * multiprocessors, 2 * multiprocessors, pages)
         if roomy and piece_slots == 1:
             return Configuration(2, 1, False, 1, item_slots=2, table=True, pieces=pieces, piece_slots=1)
-        return Configuration(1, 1, False, 1, item_slots=4 if roomy else 1, table=roomy)
+        if not roomy:
+            return Configuration(1, 1, False, 1)
+        # With more items than slots, CTAs would come in rounds. Where the last one would leave a slot of
+        # every multiprocessor empty, slots that go on by themselves end earlier; full rounds are as good.
+        many_items = items > 4 * multiprocessors and -items % (4 * multiprocessors) >= multiprocessors
+        return Configuration(1, 1, False, 1, item_slots=4, many_items=many_items, table=True)
     if items > multiprocessors:
         page_slots = slots(2)
         if not roomy:
@@ -254,7 +266,8 @@ class PortableProgram:
             splits=configuration.splits,
             workspace_bytes=configuration.workspace_bytes(problem, device.multiprocessors),
             description=(
-                f"portable({exact_arch(device.compute_capability)}, item_slots={configuration.item_slots}, "
+                f"portable({exact_arch(device.compute_capability)}, item_slots={configuration.item_slots}"
+                f"{' for many items' if configuration.many_items else ''}, "
                 f"page_slots={configuration.page_slots}, warps_per_page={configuration.warps_per_page}"
                 f"{', table' if configuration.table else ''}"
                 f"{', cooperative' if configuration.cooperative else ''}"

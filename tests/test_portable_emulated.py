@@ -53,6 +53,7 @@ class Program:
         merge = "" if c.splits == 1 else "-cluster" if c.cluster_merge else "-workspace"
         kind = "-table" if c.table else "-cooperative" if c.cooperative else ""
         kind += f"-pieces{c.pieces}on{c.piece_slots}" if c.pieces else ""
+        kind += "-many" if c.many_items else ""
         return (
             f"{self.arch}-items{c.item_slots}-pages{c.page_slots}x{c.warps_per_page}-splits{c.splits}"
             f"{merge}{kind}-ids{32 * c.ids_per_lane}"
@@ -89,7 +90,8 @@ def choices() -> dict[Configuration, tuple[str, ...]]:
     found: dict[Configuration, set[str]] = {}
     topks, pages, splits = (1, 2, 3, 5, 9, 64), (1, 2, 3, 5, 9), (None, 1, 2, 4, 8)
     items = (
-        1, 2, 5, 8, 9, 16, 17, 24, 33, 40, 60, 64, 72, 80, 100, 128, 140, 160, 180, 200, 270, 280, 300, 400
+        1, 2, 5, 8, 9, 16, 17, 24, 33, 40, 60, 64, 72, 80, 100, 128, 140, 160, 180, 200, 270, 280, 300, 400,
+        600,
     )
     for facts, topk, max_pages, count, factor in itertools.product(DEVICES, topks, pages, items, splits):
         problem = Problem(count, 1, 4, 1, topk, max_pages, 1)
@@ -235,6 +237,36 @@ def test_a_slot_without_an_item_copies_nothing(rng):
         rng, batch=2, seqlen_q=1, num_kv_heads=1, group=4, topk=4, lengths=lengths, hostile=False
     )
     check(case, program, "late")
+
+
+MANY = Program(Configuration(1, 1, False, 1, item_slots=4, many_items=True, table=True), "sm_90a", 1)
+
+
+def many_items(rng: np.random.Generator) -> Case:
+    """Ten items for the four slots of one CTA, of different lengths, and one of them sees nothing."""
+    lengths = np.array([300, 0, 700, 130, 1])
+    return random_case(
+        rng, batch=5, seqlen_q=1, num_kv_heads=2, group=16, topk=6, lengths=lengths, hostile=False
+    )
+
+
+def test_a_slot_takes_one_item_after_the_other(rng):
+    case = many_items(rng)
+    results = {bits(launch(case, MANY, schedule, seed)) for schedule, seed in SCHEDULES}
+    # One item a slot, in CTAs of their own: not a bit is different.
+    one_round = replace(MANY, configuration=replace(MANY.configuration, many_items=False))
+    assert results == {bits(launch(case, one_round))}
+    check(case, MANY)
+
+
+def test_a_slot_waits_for_all_its_warps_before_the_next_item(rng):
+    from msa_cudacore.ptx import emulator
+
+    original = "item_sync(place.item_slot);  // nobody reads what the next item replaces"
+    text = source(MANY.configuration)
+    assert text.count(original) == 1
+    with pytest.raises(emulator.Fault, match="race"):
+        launch(many_items(rng), MANY, text=text.replace(original, ""))
 
 
 @pytest.mark.parametrize("schedule", ["random", "late"])
@@ -426,8 +458,8 @@ FAULTS = {
     "a page goes into the stage that is free": (
         PLAIN, "request_listed(lanes, stage, slot, rank + kStages * kPageStride",
         "request_listed(lanes, stage ^ kStageBytes, slot, rank + kStages * kPageStride"),
-    "the list of pages is complete": (PLAIN, "__syncthreads();\n  if (!live) return;", "if (!live) return;"),
-    "the table is complete": (TABLE, "__syncthreads();\n  if (!live) return;", "if (!live) return;"),
+    "the list of pages is complete": (PLAIN, "__syncthreads();\n  } else {", "} else {"),
+    "the table is complete": (TABLE, "__syncthreads();\n  } else {", "} else {"),
     "a page's warps have published before they merge": (
         TABLE, "page_sync(place.item_slot * kPageSlots + page_slot);", ""),
     "page slots have merged before they do": (TABLE, "item_sync(place.item_slot);", ""),

@@ -48,6 +48,18 @@ def test_leftovers_smooth_the_steps_behind_one_and_two_items_for_each_multiproce
     assert chosen(133, max_pages=7) == (1, 4, 1) and chosen(133, max_pages=3) == (2, 0, 0)
 
 
+def test_slots_go_on_by_themselves_where_a_round_of_ctas_would_not_be_full():
+    def chosen(items):
+        return choose_configuration(problem(batch=items, hkv=1), device())
+
+    many = [chosen(items).many_items for items in (512, 528, 529, 768, 924, 925, 1024, 1056, 1057)]
+    assert many == [False, False, True, True, True, False, False, False, True]
+    assert [chosen(items).ctas(items, 132) for items in (528, 768, 1024)] == [132, 132, 256]
+    # A row has the same bits in every batch: the configuration depends on nothing else.
+    assert not choose_configuration(problem(batch=768, hkv=1), device(), 1).many_items
+    assert not choose_configuration(problem(batch=768, hkv=1), device((10, 0), 148)).many_items
+
+
 def test_small_batches_cooperate_in_clusters_that_fit():
     """Of four CTAs or more only where two fit an SM: an H200's 132 SMs have room for 30 clusters of four. One
     more than fit would wait, and then there are no clusters.
@@ -116,7 +128,8 @@ def test_every_configuration_fits_its_device(
     # Item slot s of CTA c takes item c + s * ctas: every item is taken, and no CTA is without one. Leftovers
     # are the items beyond, and each of their pieces finds a page slot.
     leftovers = chosen.leftovers(items, multiprocessors)
-    assert ctas * chosen.item_slots >= (items - leftovers) * chosen.splits and ctas <= items * chosen.splits
+    assert chosen.many_items or ctas * chosen.item_slots >= (items - leftovers) * chosen.splits
+    assert ctas <= items * chosen.splits
     assert leftovers * chosen.pieces <= ctas * chosen.item_slots * chosen.piece_slots
     assert (leftovers > 0) == (chosen.pieces > 0)
 

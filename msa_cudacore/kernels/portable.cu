@@ -81,18 +81,16 @@ __device__ __forceinline__ void divide_start(const Arguments& args, const Place&
   ptx::cp_async_commit_group();
 }
 
-// State: WarpState, or SliceState where warps cooperate.
+// An item, or a split of one. State: WarpState, or SliceState where warps cooperate. first_item: of the slot.
+// Returns the index of its next one, which may not exist.
 template <typename State>
-__device__ __forceinline__ void decode(const Arguments& args) {
-  extern __shared__ __align__(1024) u8 shared[];
-  const SharedAddress smem = ptx::shared_address(shared);
-  const int lane = threadIdx.x & 31, cta_warp = __shfl_sync(~0u, threadIdx.x >> 5, 0);
-  const Place place(smem, cta_warp);
+__device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress smem, const Place& place,
+                                           u32 index, bool first_item) {
+  const int lane = threadIdx.x & 31;
   const SlotAddresses& slot = place.slot;
   const int warp = place.warp, thread = warp * 32 + lane;
   const u32 page_slot = place.page_slot, part = warp - page_slot * kWarpsPerPage;
   const u32 split = kSplit ? blockIdx.x % kSplits : 0;
-  const u32 index = kItemSlots > 1 ? blockIdx.x + gridDim.x * place.item_slot : blockIdx.x / kSplits;
   const bool live = (kItemSlots == 1 && !kLeftovers) || index < item_count(args);
   u32 item_index = live ? index : 0;
   const u32 leftover = index / kSharers;
@@ -186,10 +184,16 @@ __device__ __forceinline__ void decode(const Arguments& args) {
       if (warp == 0) list_pages(args, item, selection, slot, [](int rank) { return rank; });
     }
     if constexpr (kLateQueries) stage_queries();
-    if constexpr (kTable && !kLateQueries) fill_table(smem, threadIdx.x);
   }
-  __syncthreads();
-  if (!live) return;
+  if (first_item) {
+    // By a shuffle: the compiler would keep the entries from item to item, and there are no registers for it.
+    const int table_thread = kManyItems ? __shfl_sync(~0u, threadIdx.x, lane) : threadIdx.x;
+    if constexpr (kTable && !kLateQueries) fill_table(smem, table_thread);
+    __syncthreads();
+  } else {
+    item_sync(place.item_slot);
+  }
+  if (!live) return ~0u;
   if constexpr (kEightWarps) pages = static_cast<int>(ptx::ld_shared_u32(slot.fixed + kSlotPages));
   if constexpr (kLeftovers) {
     // One without pages has nobody to arrive: the first of its item slots writes the result.
@@ -390,6 +394,32 @@ __device__ __forceinline__ void decode(const Arguments& args) {
     if constexpr (kWorkspaceMerge) merge_if_last(args, item_row, slot.fixed, index, thread_now);
   }
   if constexpr (kClusterMerge) collect_partials(args, item_row, slot.fixed, split, thread_now);
+  if constexpr (kManyItems)  // out of shared memory: the loop over pages has no register for it
+    return item_row.row * args.num_kv_heads + item_row.kv_head + gridDim.x * kItemSlots;
+  else
+    return ~0u;
+}
+
+template <typename State>
+__device__ __forceinline__ void decode(const Arguments& args) {
+  extern __shared__ __align__(1024) u8 shared[];
+  const SharedAddress smem = ptx::shared_address(shared);
+  const int cta_warp = __shfl_sync(~0u, threadIdx.x >> 5, 0);
+  const Place place(smem, cta_warp);
+  u32 index = kItemSlots > 1 ? blockIdx.x + gridDim.x * place.item_slot : blockIdx.x / kSplits;
+  if constexpr (kManyItems) {
+    // A slot takes its next item when it has finished one, whatever the other slots of the CTA are at.
+    bool first_item = true;
+#pragma unroll 1
+    while (true) {
+      index = attend_item<State>(args, smem, place, index, first_item);
+      if (index >= item_count(args)) break;
+      first_item = false;
+      item_sync(place.item_slot);  // nobody reads what the next item replaces
+    }
+  } else {
+    attend_item<State>(args, smem, place, index, true);
+  }
 }
 
 template <bool cooperative>

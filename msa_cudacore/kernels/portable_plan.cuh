@@ -2,6 +2,7 @@
 //
 // Specialisation is constexpr text in front of the source:
 //   int  kItemSlots     items side by side in a CTA: 1, 2 or 4 (more than 1 only without splits)
+//   bool kManyItems     an item slot takes one item after the other
 //   int  kWarpsPerPage  4 (32 tokens a warp) or, where warps cooperate, 8 (16 tokens a warp)
 //   int  kPageSlots     pages of an item that a CTA decodes side by side: 1, 2 or 4
 //   int  kSplits        CTAs that share an item: 1, 2, 4, 8 or 16
@@ -56,6 +57,7 @@ static_assert(kSplits >= 1 && kSplits <= kHeads && (kSplits & (kSplits - 1)) == 
               "a split owns kHeads / kSplits heads");
 static_assert(!kClusterMerge || kSplit, "one CTA has nothing to merge with");
 static_assert(kItemSlots == 1 || !kSplit, "splits of several items would share barriers");
+static_assert(!kManyItems || kItemSlots > 1, "an item of its own is all that a CTA without slots has");
 static_assert(!kCooperative || kItemSlots == 1, "cooperation is for CTAs with few pages");
 static_assert(!kLeftovers || (kTable && !kCooperative && !kSplit && kPieceSlots >= 1 &&
                               kPieceSlots < kPageSlots && kPieces % kPieceSlots == 0),
