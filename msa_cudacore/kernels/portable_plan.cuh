@@ -194,7 +194,7 @@ struct Arguments {
   u8* lse;
   i64 lse_row, lse_head;
   i32 batch;
-  u8* arrivals;  // u32 for each item in the workspace, zero before and after every launch
+  u8* arrivals;  // u32 counters of those who put partials into the workspace, zero between launches
 };
 
 struct Item {
