@@ -43,13 +43,13 @@ def versions() -> dict[str, str]:
 
 
 def kernel_identity() -> str:
-    """SHA-256 over every device source of the package, names included: which kernels a result belongs to."""
-    root = Path(msa_cudacore.__file__).parent
+    """SHA-256 over the kernels and the PTX wrappers, names included: which kernels a result belongs to."""
+    kernels = Path(msa_cudacore.__file__).parent / "kernels"
     from msa_cudacore.ptx.source import INCLUDE_DIR
 
     digest = hashlib.sha256()
     for path in sorted(
-        [*root.rglob("*.cu"), *root.rglob("*.cuh"), *INCLUDE_DIR.rglob("*.cuh")],
+        [*kernels.glob("*.cu"), *kernels.glob("*.cuh"), *INCLUDE_DIR.glob("*.cuh")],
         key=lambda path: (path.name, str(path)),
     ):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")

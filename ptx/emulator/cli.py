@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -143,6 +144,8 @@ def command(
     from . import Fault, PtxSyntaxError, compile, load
 
     _check_saves(save, arguments)
+    if picture is not None and importlib.util.find_spec("matplotlib") is None:
+        raise click.UsageError("--picture needs matplotlib, which pip install 'msa-cudacore[bench]' brings")
     try:
         if path.suffix == ".cu":
             from ..source import load as load_source

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 
 import numpy as np
@@ -112,3 +113,12 @@ def test_command_line_reports_faults_and_bad_arguments(tmp_path):
     broken.write_text(".version 8.0\n.target sm_90\n.address_size 64\n.entry k() { frob.u32; }")
     run = CliRunner().invoke(command, [str(broken)])
     assert run.exit_code == 1 and "PTX line 4" in run.output
+
+
+def test_command_line_says_what_a_picture_needs(tmp_path, monkeypatch):
+    path = tmp_path / "kernel.cu"
+    path.write_text(SOURCE)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None if name == "matplotlib" else find(name))
+    run = CliRunner().invoke(command, [str(path), "--picture", str(tmp_path / "picture.png")])
+    assert run.exit_code == 2 and "pip install 'msa-cudacore[bench]'" in run.output
