@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -14,8 +15,10 @@ import numpy as np
 import pytest
 
 from msa_cudacore.launch import compile as compile_module
+from msa_cudacore.launch import device as device_module
 from msa_cudacore.launch.compile import CompileError, cache_directory, compile_cubin
 from msa_cudacore.launch.kernel import Geometry, Launch
+from msa_cudacore.launch.memory import ZeroedWords
 from msa_cudacore.launch.stream import from_handle, resolve
 from msa_cudacore.ptx import nvrtc, source
 
@@ -216,3 +219,64 @@ def test_what_is_no_stream_is_refused(stream):
 def test_negative_stream_handle_is_refused():
     with pytest.raises(ValueError, match="stream is -1"):
         resolve(-1)
+
+
+# ---- Memory of a program's own
+
+
+class RecordingDriver:
+    """The driver calls of `launch.memory`, in place of a device's; `fails` names one that does."""
+
+    def __init__(self, monkeypatch, fails: str = "") -> None:
+        from cuda.bindings import driver
+
+        self.calls: list[tuple] = []
+        self.mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
+        good, bad = driver.CUresult.CUDA_SUCCESS, driver.CUresult.CUDA_ERROR_INVALID_VALUE
+        relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+
+        def exchange(mode):
+            before, self.mode = self.mode, mode
+            return good, before
+
+        def recorded(name, *values):
+            def call(*arguments):
+                assert self.mode == relaxed, f"{name} breaks a capture that is under way"
+                self.calls.append((name, *map(int, arguments)))
+                return (bad, *values) if name == fails else (good, *values)
+
+            return call
+
+        monkeypatch.setattr(device_module, "current", lambda ordinal: contextlib.nullcontext())
+        monkeypatch.setattr(driver, "cuThreadExchangeStreamCaptureMode", exchange)
+        for name, *values in (
+            ("cuMemAlloc", 4096), ("cuMemFree",), ("cuStreamCreate", 7), ("cuStreamDestroy",),
+            ("cuMemsetD32Async",), ("cuStreamSynchronize",),
+        ):
+            monkeypatch.setattr(driver, name, recorded(name, *values))
+
+    def only(self, *names: str) -> list[tuple]:
+        return [call for call in self.calls if call[0] in names]
+
+
+def test_zeroed_words_are_zero_before_they_are_handed_out_and_freed_once(monkeypatch):
+    driver = RecordingDriver(monkeypatch)
+    captured = driver.mode
+    words = ZeroedWords(5, 0)
+    assert words.pointer == 4096 and driver.mode == captured
+    assert driver.only("cuMemAlloc", "cuMemsetD32Async", "cuStreamSynchronize", "cuMemFree") == [
+        ("cuMemAlloc", 20), ("cuMemsetD32Async", 4096, 0, 5, 7), ("cuStreamSynchronize", 7),
+    ]
+    del words
+    assert driver.only("cuMemFree") == [("cuMemFree", 4096)] and driver.mode == captured
+    assert driver.only("cuStreamDestroy") == [("cuStreamDestroy", 7)]
+
+
+@pytest.mark.parametrize("fails", ["cuStreamCreate", "cuMemsetD32Async", "cuStreamSynchronize"])
+def test_words_that_cannot_be_zeroed_are_freed(monkeypatch, fails):
+    driver = RecordingDriver(monkeypatch, fails)
+    captured = driver.mode
+    with pytest.raises(RuntimeError, match="CUDA_ERROR_INVALID_VALUE"):
+        ZeroedWords(5, 0)
+    assert driver.only("cuMemFree") == [("cuMemFree", 4096)] and driver.mode == captured
+    assert len(driver.only("cuStreamDestroy")) == (fails != "cuStreamCreate")
