@@ -358,6 +358,22 @@ def test_a_leftover_of_few_pages(program, pages, rng):
     check(leftover_case(rng, program, pages), program, "random", pages)
 
 
+@pytest.mark.parametrize("topk", [29, 30, 31, 62])
+@pytest.mark.parametrize("program", LEFTOVERS, ids=str)
+def test_a_leftover_of_more_pages_than_the_table_is_wide(program, topk, rng):
+    """Repeated ids: pieces are longer than the turns that other page slots deal without them. They begin before
+    their page slot's list, only just behind the end of the one before it.
+    """
+    c = replace(program.configuration, ids_per_lane=1 if topk <= 32 else 2)
+    lengths = np.full(c.pieces // c.piece_slots + 1, c.pieces * 128)
+    case = random_case(rng, seqlen_q=1, num_kv_heads=1, topk=topk, lengths=lengths, group=5, hostile=False)
+    ids = rng.integers(0, c.pieces, case.q2k_indices.shape).astype(np.int32)
+    case = replace(
+        case, q2k_indices=ids, page_table=case.page_table[:, : c.pieces], expected_out=None, expected_lse=None
+    )
+    check(case, replace(program, configuration=c), "random", topk)
+
+
 @pytest.mark.parametrize("program", LEFTOVERS, ids=str)
 def test_the_bits_of_a_row_do_not_depend_on_the_length_of_a_leftover(program, rng):
     case = leftover_case(rng, program, 12)
