@@ -21,11 +21,13 @@ class MSANvfp4DecodeRunner:
     """A prepared decode step. Calling it launches the step and returns `out`.
 
     The runner allocates nothing, reads no device memory on the host and waits for nothing, so the first call ever
-    may be made while a CUDA graph is captured. It keeps every bound array, the workspace and the loaded kernel
-    alive; a captured graph does not, so keep the runner for as long as the graph is replayed.
+    may be made while a CUDA graph is captured. It keeps every bound array, the workspace, counters of its own and
+    the loaded kernel alive; a captured graph does not, so keep the runner for as long as the graph is replayed.
+    Preparing a runner and dropping it may wait for the device, where there are counters to allocate and free.
 
     New queries, selections, page ids, lengths and cache contents may be written into the bound arrays between
-    launches. Two runners may share a workspace on one stream, not on two.
+    launches, not during one. One launch of a runner must have ended before the next begins, as on one stream: both
+    write the same outputs, partials and counters. Two runners may share a workspace on one stream, not on two.
     """
 
     def __init__(self, call: Call, bound: Bound, backend: str, workspace: Tensor | None) -> None:
@@ -242,6 +244,9 @@ def msa_nvfp4_decode_workspace_size(
     splits: int | None = None,
 ) -> int:
     """Bytes of workspace that suffice for a problem of these sizes, whatever its page table's width.
+
+    A smaller batch may need more, since it is split where a larger one is not: for a buffer that serves several
+    batch sizes, ask for each of them.
 
     Parameters
     ----------
