@@ -584,6 +584,24 @@ def test_lanes_of_a_warp_exchange_data_only_behind_a_common_instruction(program,
         launch(case, program, "late", text=mutated, checks=checks)
 
 
+@pytest.mark.parametrize("program", [*LEFTOVERS, MANY], ids=str)
+def test_lanes_exchange_the_sums_of_pieces_and_of_items_in_turn_behind_a_common_instruction(program, rng):
+    from msa_cudacore.ptx import emulator
+
+    case = many_items(rng) if program is MANY else leftover_case(rng, program, 5, group=16)
+    checks = emulator.Checks(warp_races=True)
+    for schedule in ("random", "late"):
+        assert judge(case, *launch(case, program, schedule, checks=checks))
+    # The origins of a row belong to one of its four lanes.
+    text = source(program.configuration)
+    place = "__syncwarp();  // the row's four lanes have read"
+    assert text.count(place) == 1
+    far = replace(case, q=(case.q.astype(np.float32) * 2.0**20).astype(BF16))
+    assert judge(far, *launch(far, program, checks=checks))
+    with pytest.raises(emulator.Fault, match="no instruction that both lanes execute together"):
+        launch(far, program, text=text.replace(place, ""), checks=checks)
+
+
 # ---- The emulator and a device
 
 
