@@ -246,6 +246,20 @@ def test_the_stated_workspace_size_is_the_largest_need(ampere, batch, splits):
     assert batch == 0 or splits in (None, 1) or size > 0
 
 
+@pytest.mark.parametrize("items", [1, 16, 32, 66, 133, 148, 149, 198, 199, 265, 298, 330, 331, 768])
+def test_the_stated_workspace_size_is_the_largest_need_where_leftovers_are_cut(monkeypatch, items):
+    hopper = device()
+    monkeypatch.setattr(device_module, "facts", lambda ordinal: hopper)
+    for group, topk in ((16, 16), (5, 64), (1, 4), (16, 3)):
+        sizes = [problem(items, 1, 1, group, topk, pages) for pages in range(100)]
+        needs = [PortableProgram().plan(each, hopper, None).workspace_bytes for each in sizes]
+        size = msa_nvfp4_decode_workspace_size(items, 1, "cuda", topk=topk, group=group)
+        assert size == max(needs)
+        # Not a matter of the batch growing: nothing but these numbers of items is merged through it.
+        cut = 133 <= items <= 198 or 265 <= items <= 330
+        assert (size > 0) == (cut and topk >= 4 or items in (16, 32) and topk > 8)
+
+
 @pytest.mark.parametrize(
     ("given", "ordinal"),
     [
