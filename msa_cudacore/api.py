@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import numbers
 import re
 from collections.abc import Callable
@@ -243,10 +244,8 @@ def msa_nvfp4_decode_workspace_size(
     group: int = MAX_GROUP,
     splits: int | None = None,
 ) -> int:
-    """Bytes of workspace that suffice for a problem of these sizes, whatever its page table's width.
-
-    A smaller batch may need more, since it is split where a larger one is not: for a buffer that serves several
-    batch sizes, ask for each of them.
+    """Bytes of workspace that suffice for a problem of these sizes and for every smaller batch, whatever the
+    page table's width: one buffer serves them all.
 
     Parameters
     ----------
@@ -271,14 +270,16 @@ def msa_nvfp4_decode_workspace_size(
     group = check_integer("group", group, 1, MAX_GROUP)
     place, ordinal = _place(device)
     program, facts = select("auto", place, ordinal)
-    return max(
-        program.plan(
-            Problem(batch, seqlen_q, num_kv_heads * group, num_kv_heads, topk, max_pages, num_pages=1),
-            facts,
-            check_splits(splits),
-        ).workspace_bytes
-        for max_pages in range(topk + 1)
-    )
+    forced = check_splits(splits)
+
+    def need(batch: int, max_pages: int) -> int:
+        problem = Problem(batch, seqlen_q, num_kv_heads * group, num_kv_heads, topk, max_pages, num_pages=1)
+        return program.plan(problem, facts, forced).workspace_bytes
+
+    # A smaller batch may be split where a larger one is not; with more items than this, none is unless forced.
+    most_items = 4 * facts.multiprocessors if facts is not None else 0
+    batches = {batch, *range(1, min(batch, most_items // (num_kv_heads * seqlen_q) + 1))}
+    return max(need(*sizes) for sizes in itertools.product(batches, range(topk + 1)))
 
 
 def _given(tensor: Tensor) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from types import SimpleNamespace
 
@@ -236,7 +237,11 @@ def ampere(monkeypatch):
 @pytest.mark.parametrize("splits", [None, *SPLITS])
 def test_the_stated_workspace_size_is_the_largest_need(ampere, batch, splits):
     for seqlen_q, group, topk in ((1, 16, 16), (3, 5, 64), (2, 1, 1)):
-        sizes = [problem(batch, seqlen_q, 2, group, topk, pages) for pages in range(100)]
+        sizes = [
+            problem(smaller, seqlen_q, 2, group, topk, pages)
+            for smaller in range(batch + 1)
+            for pages in (*range(20), 63, 64, 99)
+        ]
         plans = [PortableProgram().plan(each, device((8, 0), 108), splits) for each in sizes]
         needs = [plan.workspace_bytes for plan in plans]
         size = msa_nvfp4_decode_workspace_size(
@@ -246,18 +251,21 @@ def test_the_stated_workspace_size_is_the_largest_need(ampere, batch, splits):
     assert batch == 0 or splits in (None, 1) or size > 0
 
 
-@pytest.mark.parametrize("items", [1, 16, 32, 66, 133, 148, 149, 198, 199, 265, 298, 330, 331, 768])
-def test_the_stated_workspace_size_is_the_largest_need_where_leftovers_are_cut(monkeypatch, items):
+@pytest.mark.parametrize("items", [1, 15, 16, 32, 66, 133, 148, 149, 198, 199, 265, 298, 330, 331, 768, 10**6])
+def test_the_stated_workspace_size_serves_smaller_batches_too(monkeypatch, items):
+    """Sixteen items merge through a workspace where 66 and 768 do not."""
     hopper = device()
     monkeypatch.setattr(device_module, "facts", lambda ordinal: hopper)
     for group, topk in ((16, 16), (5, 64), (1, 4), (16, 3)):
-        sizes = [problem(items, 1, 1, group, topk, pages) for pages in range(100)]
-        needs = [PortableProgram().plan(each, hopper, None).workspace_bytes for each in sizes]
+        sizes = itertools.product(range(1, min(items, 768) + 1), (1, 2, 3, 4, 5, 8, 9, 16, 64))
+        needs = [
+            PortableProgram().plan(problem(batch, 1, 1, group, topk, pages), hopper, None).workspace_bytes
+            for batch, pages in sizes
+        ]
         size = msa_nvfp4_decode_workspace_size(items, 1, "cuda", topk=topk, group=group)
         assert size == max(needs)
-        # Not a matter of the batch growing: nothing but these numbers of items is merged through it.
-        cut = 133 <= items <= 198 or 265 <= items <= 330
-        assert (size > 0) == (cut and topk >= 4 or items in (16, 32) and topk > 8)
+        assert (size > 0) == (items >= (16 if topk > 8 else 133) and topk >= 4)
+
 
 
 @pytest.mark.parametrize(
