@@ -59,7 +59,6 @@ class Program:
             f"{merge}{kind}-ids{32 * c.ids_per_lane}"
         )
 
-
     def fitted(self, items: int) -> Program:
         """With as many item slots as it takes to begin with the pieces of all leftovers."""
         c = self.configuration

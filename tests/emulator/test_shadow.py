@@ -102,6 +102,19 @@ def agree(code, out, found, place):
         assert (int(out[L.OUT_ADDRESS]) - place, *who, code == L.F_RACE_WRITE) in found
 
 
+def follow(rng, clocks, readers, record, out, begin):
+    """Random accesses, by the model and by `record`, until a race: they agree on each."""
+    model, stream = Model(clocks), accesses(rng, readers)
+    for _ in range(int(rng.integers(5, 120))):
+        access = next(stream)
+        found = model.touch(*access)
+        code = record(*access)
+        agree(code, out, found, begin)
+        if code:
+            break
+        step(rng, clocks)
+
+
 @pytest.mark.parametrize("part", range(8))
 def test_shared_memory(part, rng):
     for _ in range(40):
@@ -110,17 +123,13 @@ def test_shared_memory(part, rng):
         row = np.zeros((1, L.C_COLUMNS), np.int64)
         memory.fill_row(row[0])
         row[0, L.C_GROUP_SLOTS] = SLOTS
-        model, stream = Model(clocks), accesses(rng, range(SLOTS))
-        for _ in range(int(rng.integers(5, 120))):
-            slot, pc, at, size, writes, strong = next(stream)
-            found = model.touch(slot, pc, at, size, writes, strong)
-            code = record_shared(
+
+        def record(slot, pc, at, size, writes, strong):
+            return record_shared(
                 row, clocks.VC, clocks.K, out, 0, BASE + at, size, slot, pc, not writes, writes, strong
             )
-            agree(code, out, found, BASE)
-            if code:
-                break
-            step(rng, clocks)
+
+        follow(rng, clocks, range(SLOTS), record, out, BASE)
         memory.give_back()
         pool.end_epoch(int(clocks.VC.max()))
 
@@ -133,17 +142,13 @@ def test_global_memory_with_one_reader(part, rng):
         array, memory, out = np.zeros(128 * LINES, np.uint8), Memory(), np.zeros(L.OUT_COLUMNS, np.int64)
         begin = memory.map(array)
         table = memory.table(True, memory.generation)
-        model, stream = Model(clocks), accesses(rng, [2])
-        for _ in range(int(rng.integers(5, 120))):
-            slot, pc, at, size, writes, strong = next(stream)
-            found = model.touch(slot, pc, at, size, writes, strong)
-            code = record_global(
+
+        def record(slot, pc, at, size, writes, strong):
+            return record_global(
                 table, clocks.VC, clocks.K, out, 0, at, size, slot, pc, not writes, writes, strong
             )
-            agree(code, out, found, begin)
-            if code:
-                break
-            step(rng, clocks)
+
+        follow(rng, clocks, [2], record, out, begin)
         memory.close()
         pool.end_epoch(int(clocks.VC.max()))
 
