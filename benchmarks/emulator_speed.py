@@ -138,7 +138,7 @@ def main() -> None:
     portable_rows = {
         "portable program": (portable.Configuration(1, 1, False, 1), "sm_80"),
         "portable, cluster of two": (portable.Configuration(1, 2, True, 1), "sm_90a"),
-        "portable, four warps a page": (portable.Configuration(1, 2, True, 1, cooperative=True), "sm_90a"),
+        "portable, cooperating warps": (portable.Configuration(1, 2, True, 1, cooperative=True), "sm_90a"),
     }
     rows += [(name, portable_launch(*choice)) for name, choice in portable_rows.items()]
     rows += [("Blackwell program", blackwell_launch(BlackwellConfiguration(1, 10, False, 1, 0), 1)),

@@ -59,7 +59,7 @@ def _checked(result):
     from cuda.bindings import driver
 
     if result[0] == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
-        raise MemoryError("no device memory is left for the completion counters of a split")
+        raise MemoryError("no device memory is left for a runner's completion counters")
     if result[0] != driver.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(f"completion counters cannot be made: {result[0].name}")
+        raise RuntimeError(f"a runner's completion counters cannot be made: {result[0].name}")
     return result[1] if len(result) > 1 else None

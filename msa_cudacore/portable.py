@@ -119,18 +119,21 @@ class Configuration:
         """Items that are cut into pieces."""
         return max(items - self.item_slots * multiprocessors, 0) if self.pieces else 0
 
-    def workspace_bytes(self, problem: Problem, multiprocessors: int) -> int:
-        """Float32 partials [items, splits or pieces, group, 128] and their (maximum, sum) pairs."""
-        partials = self.leftovers(problem.items, multiprocessors) * self.pieces
+    def stored_items(self, items: int, multiprocessors: int) -> int:
+        """Items whose partials meet in the workspace: all where splits are no cluster, else the leftovers."""
         if self.splits > 1 and not self.cluster_merge:
-            partials = problem.items * self.splits
+            return items
+        return self.leftovers(items, multiprocessors)
+
+    def workspace_bytes(self, problem: Problem, multiprocessors: int) -> int:
+        """Float32 partials [stored items, pieces or splits, group, 128] and their (maximum, sum) pairs."""
+        partials = self.stored_items(problem.items, multiprocessors) * (self.pieces or self.splits)
         return partials * problem.group * (128 + 2) * 4
 
     def counters(self, items: int, multiprocessors: int) -> int:
         """Arrivals at the workspace that are counted apart: of an item's warps, or of a leftover's."""
-        if self.splits > 1 and not self.cluster_merge:
-            return items * self.item_warps
-        return self.leftovers(items, multiprocessors) * self.warps_per_page
+        warps = self.warps_per_page if self.pieces else self.item_warps
+        return self.stored_items(items, multiprocessors) * warps
 
 
 def choose_configuration(problem: Problem, device: DeviceFacts, splits: int | None = None) -> Configuration:
@@ -170,12 +173,12 @@ def _fill(items: int, pages: int, multiprocessors: int, roomy: bool) -> Configur
         return min(most, _power_of_two_at_least(-(-pages // side_by_side)))
 
     if items > 2 * multiprocessors:
-        # Two items on every SM and pieces of a few more, where whole items would leave three on some.
-        pieces, piece_slots = _pieces(items - 2 * multiprocessors, 2 * multiprocessors, pages)
-        if roomy and piece_slots == 1:
-            return Configuration(2, 1, False, 1, item_slots=2, table=True, pieces=pieces, piece_slots=1)
         if not roomy:
             return Configuration(1, 1, False, 1)
+        # Two items on every SM and pieces of a few more, where whole items would leave three on some.
+        pieces, piece_slots = _pieces(items - 2 * multiprocessors, 2 * multiprocessors, pages)
+        if piece_slots == 1:
+            return Configuration(2, 1, False, 1, item_slots=2, table=True, pieces=pieces, piece_slots=1)
         # With more items than slots, CTAs would come in rounds. Where the last one would leave a slot of
         # every multiprocessor empty, slots that go on by themselves end earlier; full rounds are as good.
         many_items = items > 4 * multiprocessors and -items % (4 * multiprocessors) >= multiprocessors
