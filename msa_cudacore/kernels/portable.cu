@@ -295,7 +295,8 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
       request_nothing();
     ptx::cp_async_commit_group();
   };
-  auto step = [&](int rank, u32 stage) {
+  int begin = first;  // the warp's first page of its item
+  auto step = [&](int rank, u32 stage, bool begins) {
     // A cooperating warp has not yet asked for the page that follows the last one in flight.
     const bool refilled = kCooperative && rank != first;
     if (refilled)
@@ -323,7 +324,7 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
     } else {
       const int own_visible = visible - static_cast<int>(part) * kWarpTokens;
       if (own_visible > 0)
-        attend_part(state, at, stage, own_visible);
+        attend_part(state, at, stage, own_visible, begins);
       else
         wait_for_values();  // the next copies go where these do
       __syncwarp();
@@ -338,6 +339,7 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
           ptx::opaque(lane_now);
           merge_pieces_if_last(args, slot.fixed, leftover, threadIdx.x / 32 % kWarpsPerPage, lane_now);
           begin_item();
+          begin = rank + 1;
           at.queries -= kQueryBytes;
           at.scales -= kScaleBytes;
         }
@@ -350,14 +352,14 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
     u32 stage = 0;
 #pragma unroll 1
     for (int rank = first; rank < pages; rank += kPageStride) {
-      step(rank, stage);
+      step(rank, stage, rank == begin);
       stage = stage + kStageBytes == kWarpRingBytes ? 0 : stage + kStageBytes;
     }
   } else {
     for (int rank = first; rank < pages; rank += 2 * kPageStride) {
-      step(rank, 0);
+      step(rank, 0, rank == begin);
       if (rank + kPageStride >= pages) break;
-      step(rank + kPageStride, kStageBytes);
+      step(rank + kPageStride, kStageBytes, false);
     }
   }
   ptx::cp_async_wait_group<0>();

@@ -351,6 +351,23 @@ __device__ __forceinline__ void move_origins(WarpState& state, uint4 (&p)[kToken
                       pair(score[2 * u + 1] + 2, 1));
 }
 
+// The origins of a warp that has attended to no page of the item yet, for these scores: as move_origins would
+// find them after exponentials in vain, with no sums to scale.
+__device__ __forceinline__ void first_origins(WarpState& state, const float (&score)[kTokenTiles][4],
+                                              const float (&scale)[2], SharedAddress references, u32 lane) {
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const float largest = row_maximum(score, row);
+    if (fmaf(largest, scale[row], -kNoOrigin) < kLargestExponent) continue;
+    const float origin = fmaf(largest, scale[row], kHeadroom);
+    if (fabsf(origin) < kFarLogit)
+      state.origin[row] = origin;
+    else if ((lane & 3) == 0)  // read by this warp in move_origins
+      ptx::st_shared_f32(references + ((lane >> 2) + 8 * row) * 8, largest);
+  }
+  __syncwarp();
+}
+
 // out += P V. A lane holds the 16 dims of scale group g for the four tokens of its column in a k-step. Pairs
 // that enter an MMA are of two tokens, so codes of two tokens are interleaved first: bytes by arithmetic,
 // nibbles for the table.
@@ -396,9 +413,10 @@ __device__ __forceinline__ void accumulate_values(WarpState& state, const uint4 
   }
 }
 
-// A warp's part of a page that has arrived in the ring; tokens from `visible` on are hidden.
-__device__ __forceinline__ void attend_part(WarpState& state, const WarpAddresses& at, u32 stage,
-                                            int visible) {
+// A warp's part of a page that has arrived in the ring; tokens from `visible` on are hidden. begins: it is the
+// warp's first of the item.
+__device__ __forceinline__ void attend_part(WarpState& state, const WarpAddresses& at, u32 stage, int visible,
+                                            bool begins) {
   float score[kTokenTiles][4];
   score_keys(score, at, stage, StagedQueries{at.queries + at.lane16});
   wait_for_values();
@@ -411,6 +429,7 @@ __device__ __forceinline__ void attend_part(WarpState& state, const WarpAddresse
   uint4 p[kTokenTiles / 2];
   const float scale[2] = {ptx::ld_shared_f32(at.scales + (at.lane16 >> 6) * 8),
                           ptx::ld_shared_f32(at.scales + (at.lane16 >> 6) * 8 + 64)};
+  if (begins) first_origins(state, score, scale, at.references, at.lane16 >> 4);
   exponentials(p, score, scale, state.origin);
   u32 largest = 0;
 #pragma unroll
