@@ -528,7 +528,9 @@ FAULTS = {
         TWO_ITEMS, "page_sync(item_slot * kPageSlots + page_slot);\n  const auto", "const auto"),
     "a piece has left the stage": (
         ONE_PIECE, "page_sync(item_slot * kPageSlots + page_slot);  // nobody reads", "// nobody reads"),
-    "an item begins with sums of its own": (ONE_PIECE, "begin_item();\n          at.queries", "at.queries"),
+    "an item begins with sums of its own": (ONE_PIECE, "begin_item();\n          begin", "begin"),
+    "only a warp's first page of an item sets origins": (
+        TWO_PIECES, "step(rank, stage, rank == begin)", "step(rank, stage, true)"),
     "an item has its own queries": (ONE_PIECE, "at.queries -= kQueryBytes;", ""),
     "an item has its own scales": (TWO_PIECES, "at.scales -= kScaleBytes;", ""),
     "a piece ends where it does": (ONE_PIECE, "list_of(page_slot) + turns : kNoPiece", "first : kNoPiece"),
