@@ -548,7 +548,7 @@ def test_a_planted_fault_is_noticed(fault, rng):
     if program.configuration.pieces:
         case = leftover_case(rng, program, 3, group=16)
     else:
-        case = few_pages(rng, [0.25] * 7)
+        case = few_pages(rng, [0.25] * 6 + [0.4])  # the last page moves origins
         # Tokens that nobody sees.
         case.k_scale[-1, :, -3:] = 0x7F
         dead = unswizzle_v_scales(case.v_scale[-1, 0])
