@@ -103,7 +103,6 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
   RingLanes lanes = ring_lanes(place.ring, lane);
   int pages, first = split * kPageSlots + page_slot;
   Selection selection;
-  bool waits_for_list = false;
   auto arrive_at_cluster = [&] {
     if constexpr (kClusterMerge) {
       __syncwarp();
@@ -144,8 +143,6 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
     const int turns = turns_of_piece(args, has_leftover);
     const int piece = index % kSharers * kPieceSlots + page_slot - kOtherSlots;
     if (on_piece) first = piece;
-    // A piece without pages: the slot's first page is of its own item, and listed by others.
-    waits_for_list = on_piece && first >= pages;
 #pragma unroll
     for (int s = 0; s < kFirstPages; ++s) {
       const int rank = first + s * kPageStride;
@@ -158,26 +155,24 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
         else
           request_part(lanes, s * kStageBytes, keys, sources.values + page * args.v_page, scales,
                        from_lanes.brings_scales);
-      } else if (!kLateValues && !waits_for_list) {
+      } else if (!kLateValues) {
         request_nothing();
       }
-      if (!waits_for_list) ptx::cp_async_commit_group();
+      ptx::cp_async_commit_group();
     }
     arrive_at_cluster();
     if constexpr (kLeftovers) {
-      // From here on places in the page slot's list.
-      const int piece_pages = on_piece ? (selection.count + kStored - 1 - piece) / kStored : 0;
-      first = list_of(page_slot) + (on_piece ? turns - piece_pages : 0);
       if (part == 0) {
-        if (on_piece)
-          list_piece(args, item, selection, slot, piece, first);
-        else if (page_slot == 0)
+        int begin = list_of(page_slot), end_of_piece = kNoPiece;
+        if (on_piece) {
+          end_of_piece = begin + turns;
+          begin = list_piece(args, item, selection, slot, piece, end_of_piece, lane);
+        } else if (page_slot == 0) {
           list_dealt(args, item, selection, slot, turns, lane);
+        }
         if (lane == 0) {
-          ptx::st_shared_u32(slot.fixed + kSlotEnds + page_slot * 8 + 4,
-                             piece_pages > 0 ? list_of(page_slot) + turns : kNoPiece);
-          if (page_slot == kPageSlots - 1)
-            ptx::st_shared_u32(slot.fixed + kSlotPieces, min(selection.count, kPieces));
+          ptx::st_shared_u32(slot.fixed + kSlotEnds + page_slot * 8 + 4, end_of_piece);
+          ptx::st_shared_u32(slot.fixed + kSlotFirsts + page_slot * 4, begin);
         }
       }
     } else {
@@ -195,24 +190,12 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
   }
   if (!live) return ~0u;
   if constexpr (kEightWarps) pages = static_cast<int>(ptx::ld_shared_u32(slot.fixed + kSlotPages));
-  if constexpr (kLeftovers) {
-    // One without pages has nobody to arrive: the first of its item slots writes the result.
-    if (on_piece && page_slot == kPageSlots - 1 && index % kSharers == 0 && selection.count == 0)
-      merge_pieces(args, slot.fixed, leftover, 0, part * 32 + lane);
+  if constexpr (kLeftovers) {  // from here on places in the page slot's list
     pages = static_cast<int>(ptx::ld_shared_u32(slot.fixed + kSlotEnds + page_slot * 8));
-    if (waits_for_list) {
-      if (first >= pages) {
-        if constexpr (!kLateValues) request_nothing();
-      } else if constexpr (kLateValues) {
-        request_listed_keys(lanes, 0, slot, first, source_lanes(lane16, part));
-      } else {
-        request_listed(lanes, 0, slot, first, source_lanes(lane16, part));
-      }
-      ptx::cp_async_commit_group();
-    }
+    first = static_cast<int>(ptx::ld_shared_u32(slot.fixed + kSlotFirsts + page_slot * 4));
   }
   if constexpr (kLateValues) {
-    if (first < pages) {
+    if (first < pages && (!kLeftovers || ptx::ld_shared_u32(slot.fixed + kSlotVisible + first * 4) != 0)) {
       const ulonglong2 codes = ptx::ld_shared_v2_u64(slot.sources(first));
       request_values(lanes, 0, reinterpret_cast<const u8*>(codes.y + source_lanes(lane16, part).codes));
     }
@@ -263,7 +246,7 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
     }
   };
   begin_item();
-  if (on_piece && !waits_for_list) {
+  if (on_piece) {
     at.queries += kQueryBytes;
     at.scales += kScaleBytes;
   }

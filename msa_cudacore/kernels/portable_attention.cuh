@@ -95,14 +95,6 @@ __device__ __forceinline__ PartSources part_sources(const Arguments& args, int k
           lanes.key_scales ? args.k_scale_page : args.v_scale_page};
 }
 
-__device__ __forceinline__ void request_listed_keys(const RingLanes& to, u32 stage, const SlotAddresses& slot,
-                                                    u32 rank, const SourceLanes& lanes) {
-  const SharedAddress at = slot.sources(rank);
-  const u64 keys = ptx::ld_shared_u64(at), scales = ptx::ld_shared_u64(at + (lanes.key_scales ? 16 : 24));
-  request_keys(to, stage, reinterpret_cast<const u8*>(keys + lanes.codes),
-               reinterpret_cast<const u8*>(scales + lanes.scales), lanes.brings_scales);
-}
-
 // What a lane reads of two neighbouring parts of page 0: codes of the first, and one piece of scales.
 struct PagePair {
   const u8 *keys, *values, *scales;

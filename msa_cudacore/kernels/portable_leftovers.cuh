@@ -9,13 +9,12 @@
 constexpr u32 kSharers = kLeftovers ? kPieces / kPieceSlots : 1;
 constexpr int kOtherSlots = kPageSlots - kPieceSlots;
 
-// What an item slot's piece slots know of their leftover, in shared memory behind its ItemRow.
-constexpr u32 kSlotPieces = kSlotLeftover + 8;  // pieces that have pages
-constexpr u32 kNoPiece = ~0u;                   // as the end of a piece
+constexpr int kNoPiece = -1;  // as the end of a piece
 
 // Where the list of a page slot begins. In the lists of slots with a piece the pages of their own item begin
 // as many places behind that as there are turns without them, and the piece ends there, so that each can be
-// listed without the other.
+// listed without the other. All that the warps of a page slot do together follows from its list, which one
+// warp has written, and not from what each has read of the selection.
 __device__ __forceinline__ constexpr u32 list_of(u32 page_slot) { return page_slot * (kListed / kPageSlots); }
 
 // Turns of dealing that the piece slots sit out: the size of a full piece, whatever the leftover's length, so
@@ -45,13 +44,18 @@ __device__ __forceinline__ void list_dealt(const Arguments& args, const Item& it
   ptx::st_shared_u32(slot.fixed + kSlotEnds + lane * 8, list_of(lane) + before + after);
 }
 
-// Lists a piece from the place `first` on.
-__device__ __forceinline__ void list_piece(const Arguments& args, const Item& item, Selection s,
-                                           const SlotAddresses& slot, int piece, int first) {
+// Lists a piece, which ends at the place `end`, and gives the place where it begins. One without pages is a
+// page without tokens: it is stored and counted as others are, so that the number of arrivals does not depend
+// on the selection.
+__device__ __forceinline__ int list_piece(const Arguments& args, const Item& item, Selection s,
+                                          const SlotAddresses& slot, int piece, int end, int lane) {
+  const int pages = (s.count + kStored - 1 - piece) / kStored, first = end - max(pages, 1);
+  if (pages == 0 && lane == 0) ptx::st_shared_u32(slot.fixed + kSlotVisible + first * 4, 0);
 #pragma unroll
   for (int w = 0; w < kIdsPerLane; ++w)
     if (s.rank[w] % kStored != piece) s.rank[w] = -1;
   list_pages(args, item, s, slot, [&](int rank) { return first + rank / kStored; });
+  return first;
 }
 
 // Half of the heads, all that the stage holds which the page slot's last page has left. 8 dims a thread.
@@ -77,21 +81,15 @@ __device__ __forceinline__ void store_piece_half(const Arguments& args, const Wa
   page_sync(item_slot * kPageSlots + page_slot);  // nobody reads the stage any more
 }
 
-__device__ __forceinline__ void merge_pieces(const Arguments& args, SharedAddress slot, u32 leftover,
-                                             int count, int thread) {
+// As with splits, equal warps of a leftover's page slots hold equal places, and the last one merges them.
+__device__ __forceinline__ void merge_pieces_if_last(const Arguments& args, SharedAddress slot, u32 leftover,
+                                                     int page_warp, int lane) {
+  u8* counter = args.arrivals + (static_cast<u64>(leftover) * kWarpsPerPage + page_warp) * 4;
+  if (arrive(counter, lane) != kStored - 1) return;
   const uint2 row = ptx::ld_shared_v2_u32(slot + kSlotLeftover);
   const ItemRow item = {static_cast<int>(row.x), static_cast<int>(row.y)};
 #pragma unroll
   for (int half = 0; half < 2; ++half)
-    merge_stored<kPieceDims>(args, item, leftover, count, thread + half * (32 * kWarpsPerPage),
+    merge_stored<kPieceDims>(args, item, leftover, page_warp * 32 + lane + half * (32 * kWarpsPerPage),
                              slot + kSlotScales + kScaleBytes);
-}
-
-// As with splits, equal warps of a leftover's page slots hold equal places, and the last one merges them.
-__device__ __forceinline__ void merge_pieces_if_last(const Arguments& args, SharedAddress slot, u32 leftover,
-                                                     int page_warp, int lane) {
-  const u32 count = ptx::ld_shared_u32(slot + kSlotPieces);
-  u8* counter = args.arrivals + (static_cast<u64>(leftover) * kWarpsPerPage + page_warp) * 4;
-  if (arrive(counter, count, lane) == count - 1)
-    merge_pieces(args, slot, leftover, count, page_warp * 32 + lane);
 }

@@ -434,30 +434,26 @@ __device__ __forceinline__ void store_result(const ResultPlace& to, const Merged
     store_lse(to.lse, part.origin, part.sum, ptx::ld_shared_f32(scales + part.head * 8 + 4));
 }
 
-// The first `count` partials of an item become its result, kDims dims a thread.
+// The partials of an item become its result, kDims dims a thread.
 template <int kDims>
-__device__ __forceinline__ void merge_stored(const Arguments& args, const ItemRow& item, u32 index, int count,
+__device__ __forceinline__ void merge_stored(const Arguments& args, const ItemRow& item, u32 index,
                                              int thread, SharedAddress scales) {
   const auto mine = part_of_thread<kDims>(thread);
   if (mine.head >= args.group) return;
   const auto part = merge_partials<kStored, kDims>(
       thread,
-      [&](int p, int head) {
-        return p < count ? *workspace_of(args, index, p, head).stats : make_float2(kNoOrigin, 0.0f);
-      },
-      [&](int p, int head, int dim) {
-        return p < count ? workspace_of(args, index, p, head).out[dim / 4] : make_float4(0, 0, 0, 0);
-      });
+      [&](int p, int head) { return *workspace_of(args, index, p, head).stats; },
+      [&](int p, int head, int dim) { return workspace_of(args, index, p, head).out[dim / 4]; });
   store_result(result_place(args, item, part.head, part.dim), part, scales);
 }
 
 // Tells that this warp has stored its share of a partial; gives how many of its fellows have before it.
-// Nobody waits for another CTA, which need not be resident. The last of `count` leaves the counter at zero
+// Nobody waits for another CTA, which need not be resident. The last of kStored leaves the counter at zero
 // for the next launch, and may read what all have stored.
-__device__ __forceinline__ u32 arrive(u8* counter, u32 count, int lane) {
+__device__ __forceinline__ u32 arrive(u8* counter, int lane) {
   __syncwarp();  // stores of all lanes come before the release
   u32 before = 0;
-  if (lane == 0) before = ptx::atom_inc_acq_rel_gpu_u32(counter, count - 1);
+  if (lane == 0) before = ptx::atom_inc_acq_rel_gpu_u32(counter, kStored - 1);
   before = __shfl_sync(~0u, before, 0);
   __syncwarp();  // and loads of all lanes after the acquire
   return before;
@@ -467,8 +463,8 @@ __device__ __forceinline__ u32 arrive(u8* counter, u32 count, int lane) {
 __device__ __forceinline__ void merge_if_last(const Arguments& args, const ItemRow& item, SharedAddress slot,
                                               u32 index, int thread) {
   u8* counter = args.arrivals + (static_cast<u64>(index) * kItemWarps + thread / 32) * 4;
-  if (arrive(counter, kSplits, thread & 31) == kSplits - 1)
-    merge_stored<kPartDims>(args, item, index, kSplits, thread, slot + kSlotScales);
+  if (arrive(counter, thread & 31) == kStored - 1)
+    merge_stored<kPartDims>(args, item, index, thread, slot + kSlotScales);
 }
 
 // What a thread holds of the CTA's result goes where it belongs; `to` is its place if that is the result.
