@@ -547,12 +547,12 @@ FAULTS = {
     "partials are released and acquired": (WORKSPACE, "atom.acq_rel.gpu", "atom.relaxed.gpu"),
     "partials are released": (WORKSPACE, "atom.acq_rel.gpu", "atom.acquire.gpu"),
     "partials are acquired": (WORKSPACE, "atom.acq_rel.gpu", "atom.release.gpu"),
-    "the last one merges": (WORKSPACE, "== kSplits - 1)", "== 0)"),
+    "the last one merges": (WORKSPACE, "== kStored - 1)", "== 0)"),
     "counters are zero again": (WORKSPACE, ARRIVAL, ARRIVAL.replace("kStored - 1", "~0u")),
     "pieces are released and acquired": (ONE_PIECE, "atom.acq_rel.gpu", "atom.relaxed.gpu"),
     "counters of pieces are zero again": (ONE_PIECE, ARRIVAL, ARRIVAL.replace("kStored - 1", "~0u")),
     "a piece without pages arrives": (TWO_ITEMS, "max(pages, 1)", "pages"),
-    "a piece without pages has no tokens": (TWO_PIECES, "if (pages == 0 && lane == 0)", "if (false)"),
+    "a piece without pages has no tokens": (TWO_PIECES, "if (pages == 0) ptx", "if (false) ptx"),
     "a piece without pages asks for no values": (
         ONE_PIECE, "(!kLeftovers || ptx::ld_shared_u32(slot.fixed + kSlotVisible + first * 4) != 0)", "true"),
     "a piece goes to its own place": (
@@ -561,12 +561,11 @@ FAULTS = {
         TWO_ITEMS, "page_sync(item_slot * kPageSlots + page_slot);\n  const auto", "const auto"),
     "a piece has left the stage": (
         ONE_PIECE, "page_sync(item_slot * kPageSlots + page_slot);  // nobody reads", "// nobody reads"),
-    "an item begins with sums of its own": (ONE_PIECE, "begin_item();\n          begin", "begin"),
-    "only a warp's first page of an item sets origins": (
-        TWO_PIECES, "step(rank, stage, rank == begin)", "step(rank, stage, true)"),
+    "an item begins with sums of its own": (ONE_PIECE, "begin_item();\n      at.queries", "at.queries"),
+    "only a warp's first page of an item sets origins": (TWO_PIECES, "begins = false;", ""),
     "an item has its own queries": (ONE_PIECE, "at.queries -= kQueryBytes;", ""),
     "an item has its own scales": (TWO_PIECES, "at.scales -= kScaleBytes;", ""),
-    "a piece ends where it does": (ONE_PIECE, "end_of_piece = begin + turns;", "end_of_piece = begin;"),
+    "a piece ends where it does": (ONE_PIECE, "page_slot * 8 + 4, end);", "page_slot * 8 + 4, first);"),
 }
 
 

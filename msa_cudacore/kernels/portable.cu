@@ -162,19 +162,8 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
     }
     arrive_at_cluster();
     if constexpr (kLeftovers) {
-      if (part == 0) {
-        int begin = list_of(page_slot), end_of_piece = kNoPiece;
-        if (on_piece) {
-          end_of_piece = begin + turns;
-          begin = list_piece(args, item, selection, slot, piece, end_of_piece, lane);
-        } else if (page_slot == 0) {
-          list_dealt(args, item, selection, slot, turns, lane);
-        }
-        if (lane == 0) {
-          ptx::st_shared_u32(slot.fixed + kSlotEnds + page_slot * 8 + 4, end_of_piece);
-          ptx::st_shared_u32(slot.fixed + kSlotFirsts + page_slot * 4, begin);
-        }
-      }
+      if (part == 0 && (on_piece || page_slot == 0))
+        list_turns(args, item, selection, slot, on_piece, piece, page_slot, turns, lane);
     } else {
       if (warp == 0) list_pages(args, item, selection, slot, [](int rank) { return rank; });
     }
@@ -278,7 +267,6 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
       request_nothing();
     ptx::cp_async_commit_group();
   };
-  int begin = first;  // the warp's first page of its item
   auto step = [&](int rank, u32 stage, bool begins) {
     // A cooperating warp has not yet asked for the page that follows the last one in flight.
     const bool refilled = kCooperative && rank != first;
@@ -311,36 +299,49 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
       else
         wait_for_values();  // the next copies go where these do
       __syncwarp();
-      if constexpr (kLeftovers) {  // the loop has no registers for the ends
-        const uint2 ends = ptx::ld_shared_v2_u32(slot.fixed + kSlotEnds + page_slot * 8);
-        pages = static_cast<int>(ends.x);
-        const bool ends_piece = rank + 1 == static_cast<int>(ends.y);  // never at kNoPiece
-        if (ends_piece) store_piece(stage);
-        request_after(rank, stage);
-        if (ends_piece) {
-          u32 lane_now = lane16 >> 4;
-          ptx::opaque(lane_now);
-          merge_pieces_if_last(args, slot.fixed, leftover, threadIdx.x / 32 % kWarpsPerPage, lane_now);
-          begin_item();
-          begin = rank + 1;
-          at.queries -= kQueryBytes;
-          at.scales -= kScaleBytes;
-        }
-      } else {
-        request_after(rank, stage);
-      }
+      if constexpr (!kLeftovers) request_after(rank, stage);
     }
   };
-  if constexpr (kRolledLoop) {
+  if constexpr (kLeftovers) {
+    // Until the piece ends, and then until the list does. The loop has no registers for either.
+    int rank = first;
+    u32 stage = 0;
+    while (rank < pages) {
+      int end_of_piece;
+      bool begins = true;
+#pragma unroll 1
+      while (true) {
+        step(rank, stage, begins);
+        begins = false;
+        ++rank;
+        const uint2 ends = ptx::ld_shared_v2_u32(slot.fixed + kSlotEnds + page_slot * 8);
+        pages = static_cast<int>(ends.x);
+        end_of_piece = static_cast<int>(ends.y);  // never at kNoPiece
+        if (rank == pages || rank == end_of_piece) break;
+        request_after(rank - 1, stage);
+        stage ^= kStageBytes;
+      }
+      if (rank != end_of_piece) break;
+      store_piece(stage);
+      request_after(rank - 1, stage);
+      stage ^= kStageBytes;
+      u32 lane_now = lane16 >> 4;
+      ptx::opaque(lane_now);
+      merge_pieces_if_last(args, slot.fixed, leftover, threadIdx.x / 32 % kWarpsPerPage, lane_now);
+      begin_item();
+      at.queries -= kQueryBytes;
+      at.scales -= kScaleBytes;
+    }
+  } else if constexpr (kRolledLoop) {
     u32 stage = 0;
 #pragma unroll 1
     for (int rank = first; rank < pages; rank += kPageStride) {
-      step(rank, stage, rank == begin);
+      step(rank, stage, rank == first);
       stage = stage + kStageBytes == kWarpRingBytes ? 0 : stage + kStageBytes;
     }
   } else {
     for (int rank = first; rank < pages; rank += 2 * kPageStride) {
-      step(rank, 0, rank == begin);
+      step(rank, 0, rank == first);
       if (rank + kPageStride >= pages) break;
       step(rank + kPageStride, kStageBytes, false);
     }

@@ -29,33 +29,41 @@ static_assert(kMostTurns + (kMostLater > 0 ? kMostLater + kPageSlots - 1 : 0) / 
                   kListed / kPageSlots,
               "room for every list");
 
-// Lists the pages of the slot's own item, dealt to its page slots in turn, and where all lists end.
-__device__ __forceinline__ void list_dealt(const Arguments& args, const Item& item, const Selection& s,
-                                           const SlotAddresses& slot, int turns, int lane) {
+// What the first warp of a page slot lists: a piece, which ends where its slot's turns begin, or, for the first
+// page slot, the pages of the slot's own item, dealt to its page slots in turn, and where all lists end. A
+// piece without pages is a page without tokens: it is stored and counted as others are, so that the number of
+// arrivals does not depend on the selection.
+__device__ __forceinline__ void list_turns(const Arguments& args, const Item& item, Selection s,
+                                           const SlotAddresses& slot, bool on_piece, int piece, u32 page_slot,
+                                           int turns, int lane) {
+  int first = list_of(page_slot);
   const int early = turns * kOtherSlots;  // pages of the turns without piece slots
-  list_pages(args, item, s, slot, [&](int rank) {
-    if (rank < early) return list_of(rank % kOtherSlots) + rank / kOtherSlots;
-    return list_of((rank - early) % kPageSlots) + turns + (rank - early) / kPageSlots;
-  });
-  if (lane >= kPageSlots) return;
-  const int before =
-      lane < kOtherSlots ? (min(s.count, early) + kOtherSlots - 1 - lane) / kOtherSlots : turns;
-  const int after = (max(s.count - early, 0) + kPageSlots - 1 - lane) / kPageSlots;
-  ptx::st_shared_u32(slot.fixed + kSlotEnds + lane * 8, list_of(lane) + before + after);
-}
-
-// Lists a piece, which ends at the place `end`, and gives the place where it begins. One without pages is a
-// page without tokens: it is stored and counted as others are, so that the number of arrivals does not depend
-// on the selection.
-__device__ __forceinline__ int list_piece(const Arguments& args, const Item& item, Selection s,
-                                          const SlotAddresses& slot, int piece, int end, int lane) {
-  const int pages = (s.count + kStored - 1 - piece) / kStored, first = end - max(pages, 1);
-  if (pages == 0 && lane == 0) ptx::st_shared_u32(slot.fixed + kSlotVisible + first * 4, 0);
+  if (on_piece) {
+    const int pages = (s.count + kStored - 1 - piece) / kStored, end = first + turns;
+    first = end - max(pages, 1);
 #pragma unroll
-  for (int w = 0; w < kIdsPerLane; ++w)
-    if (s.rank[w] % kStored != piece) s.rank[w] = -1;
-  list_pages(args, item, s, slot, [&](int rank) { return first + rank / kStored; });
-  return first;
+    for (int w = 0; w < kIdsPerLane; ++w)
+      if (s.rank[w] % kStored != piece) s.rank[w] = -1;
+    if (lane == 0) {
+      ptx::st_shared_u32(slot.fixed + kSlotFirsts + page_slot * 4, first);
+      ptx::st_shared_u32(slot.fixed + kSlotEnds + page_slot * 8 + 4, end);
+      if (pages == 0) ptx::st_shared_u32(slot.fixed + kSlotVisible + first * 4, 0);
+    }
+  } else if (lane < kPageSlots) {
+    const int before =
+        lane < kOtherSlots ? (min(s.count, early) + kOtherSlots - 1 - lane) / kOtherSlots : turns;
+    const int after = (max(s.count - early, 0) + kPageSlots - 1 - lane) / kPageSlots;
+    ptx::st_shared_u32(slot.fixed + kSlotEnds + lane * 8, list_of(lane) + before + after);
+    if (turns == 0 || lane < kOtherSlots) {
+      ptx::st_shared_u32(slot.fixed + kSlotEnds + lane * 8 + 4, kNoPiece);
+      ptx::st_shared_u32(slot.fixed + kSlotFirsts + lane * 4, list_of(lane));
+    }
+  }
+  list_pages(args, item, s, slot, [&](int rank) {
+    if (on_piece) return first + rank / kStored;
+    if (rank < early) return static_cast<int>(list_of(rank % kOtherSlots)) + rank / kOtherSlots;
+    return static_cast<int>(list_of((rank - early) % kPageSlots)) + turns + (rank - early) / kPageSlots;
+  });
 }
 
 // Half of the heads, all that the stage holds which the page slot's last page has left. 8 dims a thread.
