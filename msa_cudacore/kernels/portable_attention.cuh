@@ -406,11 +406,13 @@ __device__ __forceinline__ void accumulate_values(WarpState& state, const uint4 
 }
 
 // A warp's part of a page that has arrived in the ring; tokens from `visible` on are hidden. begins: it is the
-// warp's first of the item.
+// warp's first of the item. scored: called behind the scores.
+template <typename Scored>
 __device__ __forceinline__ void attend_part(WarpState& state, const WarpAddresses& at, u32 stage, int visible,
-                                            bool begins) {
+                                            bool begins, const Scored& scored) {
   float score[kTokenTiles][4];
   score_keys(score, at, stage, StagedQueries{at.queries + at.lane16});
+  scored();
   wait_for_values();
   if constexpr (kKeysFirst) __syncwarp();
   u32 value_scales[kTokenTiles];

@@ -76,6 +76,12 @@ constexpr bool kRolledLoop = kSplits >= 4 || kCooperative || kLeftovers;
 // the table no values before every warp has asked for keys. Where more items share a CTA they hide each
 // other's start, and asking early is better.
 constexpr bool kGradualStart = !kSplit && kItemSlots == 1;
+// With the table and one whole item a CTA, every warp has work only when its first keys have come. So ids are
+// asked for before anything else is worked out, page ids without waiting for the context's length, and the
+// second page behind the first scores, which its copies' instructions would hold up.
+constexpr bool kHastyStart = kGradualStart && kTable && !kCooperative && !kLeftovers;
+// Loads of the selection and of the queries are issued where they are written.
+constexpr bool kOrderedLoads = kCooperative || kHastyStart;
 // Queries are staged while the page ids are on their way, or, with few pages, while the first page is.
 constexpr bool kLateQueries = kCooperative;
 // Keys (with the scales of both) and values are commit groups of their own: scores start when the keys have

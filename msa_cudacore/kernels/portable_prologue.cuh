@@ -7,9 +7,9 @@
 
 // ---- Selection
 
-// With late queries where it is written, and without a branch around it.
+// If loads are ordered where it is written, and without a branch around it.
 __device__ __forceinline__ int load_early(const u8* at) {
-  return kLateQueries ? static_cast<int>(ptx::ld_global_nc_u32(at)) : load<int>(at, 0);
+  return kOrderedLoads ? static_cast<int>(ptx::ld_global_nc_u32(at)) : load<int>(at, 0);
 }
 
 // A lane holds entries lane and lane + 32 of the item's q2k row.
@@ -55,8 +55,8 @@ __device__ __forceinline__ Selection load_pages(const Arguments& args, const Ite
   for (int w = 0; w < kIdsPerLane; ++w) {
     const u8* at = args.page_table + item.request * args.page_table_row + ids.id[w] * args.page_table_j;
     s.page[w] = -1;
-    // With few pages, without waiting for seqused.
-    if (ids.id[w] >= 0 && ids.id[w] < args.max_pages && (kLateQueries || visible_of(ids.id[w]) > 0))
+    // Where the start counts, without waiting for seqused.
+    if (ids.id[w] >= 0 && ids.id[w] < args.max_pages && (kOrderedLoads || visible_of(ids.id[w]) > 0))
       s.page[w] = load_early(at);
   }
 #pragma unroll
@@ -152,7 +152,7 @@ __device__ __forceinline__ QueryPart load_query(const Arguments& args, const Ite
   if (head >= args.group) return {};
   const i64 at = item.row * args.q_row + (item.kv_head * args.group + head) * args.q_head + index * 32;
   uint4 a, b;
-  if constexpr (kLateQueries) {  // as written here, where a plain load would move down to its use
+  if constexpr (kOrderedLoads) {  // as written here, where a plain load would move down to its use
     a = ptx::ld_global_nc_v4_u32(args.q + at);
     b = ptx::ld_global_nc_v4_u32(args.q + at + 16);
   } else {
