@@ -579,7 +579,8 @@ def test_a_planted_fault_is_noticed(fault, rng):
     if program.configuration.pieces:
         case = leftover_case(rng, program, 3, group=16)
     else:
-        case = few_pages(rng, [0.25] * 6 + [0.4])  # the last page moves origins
+        # An origin that is found with the first page moves where later scores are far larger.
+        case = few_pages(rng, [0.25] * 3 + [1.0] if fault == "origins move" else [0.25] * 7)
         # Tokens that nobody sees.
         case.k_scale[-1, :, -3:] = 0x7F
         dead = unswizzle_v_scales(case.v_scale[-1, 0])

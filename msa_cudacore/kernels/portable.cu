@@ -352,10 +352,17 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
       stage = stage + kStageBytes == kWarpRingBytes ? 0 : stage + kStageBytes;
     }
   } else {
-    for (int rank = first; rank < pages; rank += 2 * kPageStride) {
-      step(rank, 0, rank == first);
+    // With the first page apart, the loop begins with the second stage.
+    constexpr u32 kStageNow = kFirstApart ? kStageBytes : 0;
+    int rank = first;
+    if constexpr (kFirstApart) {
+      if (rank < pages) step(rank, 0, true);
+      rank += kPageStride;
+    }
+    for (; rank < pages; rank += 2 * kPageStride) {
+      step(rank, kStageNow, !kFirstApart && rank == first);
       if (rank + kPageStride >= pages) break;
-      step(rank + kPageStride, kStageBytes, false);
+      step(rank + kPageStride, kStageBytes - kStageNow, false);
     }
   }
   ptx::cp_async_wait_group<0>();

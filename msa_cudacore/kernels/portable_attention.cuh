@@ -405,8 +405,8 @@ __device__ __forceinline__ void accumulate_values(WarpState& state, const uint4 
   }
 }
 
-// A warp's part of a page that has arrived in the ring; tokens from `visible` on are hidden. begins: it is the
-// warp's first of the item. scored: called behind the scores.
+// A warp's part of a page that has arrived in the ring; tokens from `visible` on are hidden. begins: it is
+// the warp's first of the item. scored: called behind the scores.
 template <typename Scored>
 __device__ __forceinline__ void attend_part(WarpState& state, const WarpAddresses& at, u32 stage, int visible,
                                             bool begins, const Scored& scored) {

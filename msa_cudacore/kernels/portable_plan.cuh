@@ -72,6 +72,9 @@ constexpr bool kEightWarps = kWarpsPerPage == 8;
 // Straight-line code for both stages saves address arithmetic; with few pages a CTA, fetching it costs more
 // than it saves.
 constexpr bool kRolledLoop = kSplits >= 4 || kCooperative || kLeftovers;
+// A warp's first page finds the origins of its rows. Where a warp has many pages, that page has code of its
+// own and the loop a better schedule; where it has four, fetching more code costs more.
+constexpr bool kFirstApart = !kRolledLoop && kItemSlots == 4;
 // With one item a CTA what is needed first comes alone: no second page before the first has arrived, and with
 // the table no values before every warp has asked for keys. Where more items share a CTA they hide each
 // other's start, and asking early is better.
