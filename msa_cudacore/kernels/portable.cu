@@ -242,7 +242,10 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
     at.scales += kScaleBytes;
   }
   const auto queries = queries_for_all_pages({at.queries + lane16});
+  Inbox inbox[2];  // a row's
   if constexpr (kDirectSlices) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) inbox[row] = inbox_of_slice(slot.fixed, split, warp, lane16 >> 4, row);
     ptx::barrier_cluster_wait();  // every inbox is open
     if (first >= pages && part == 0) tell_stats(state, slot.fixed, lane16 >> 4, split, false);
   }
@@ -365,6 +368,11 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
       step(rank + kPageStride, kStageBytes - kStageNow, false);
     }
   }
+  if constexpr (kDirectSlices) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row)
+      push_values(slice_of(state, slot.fixed, warp, lane16 >> 4, row), inbox[row]);
+  }
   ptx::cp_async_wait_group<0>();
   __syncwarp();
 
@@ -372,11 +380,7 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
   const int lane_now = lane16 >> 4, thread_now = threadIdx.x % kItemThreads;
   const uint2 stored = ptx::ld_shared_v2_u32(slot.fixed + kSlotItem);
   const ItemRow item_row = {static_cast<int>(stored.x), static_cast<int>(stored.y)};
-  if constexpr (kDirectSlices) {
-#pragma unroll
-    for (int row = 0; row < 2; ++row)
-      push_partial(slice_of(state, slot.fixed, warp, lane_now, row), slot.fixed, split);
-  } else {
+  if constexpr (!kDirectSlices) {
     if constexpr (kCooperative) {
       page_sync(page_slot);  // nobody reads this warp's ring any more
       publish_slice(state, slot, place.ring, page_slot, part, lane_now);
