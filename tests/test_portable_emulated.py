@@ -269,9 +269,14 @@ def test_a_slot_waits_for_all_its_warps_before_the_next_item(rng):
 
 
 @pytest.mark.parametrize("schedule", ["random", "late"])
-def test_the_next_page_waits_for_the_values_of_one_that_a_warp_skips(schedule, rng):
-    """Three of four warps see nothing of the first page, and refill the stage that it may still come into."""
-    program = Program(Configuration(1, 1, False, 1, item_slots=4, table=True), "sm_90a", multiprocessors=1)
+@pytest.mark.parametrize("slots", [1, 4])
+def test_the_next_page_waits_for_the_values_of_one_that_a_warp_skips(slots, schedule, rng):
+    """Three of four warps see nothing of the first page, and refill the stage that it may still come into.
+    They ask for their second page where they would have scored the first.
+    """
+    program = Program(
+        Configuration(4 // slots, 1, False, 1, item_slots=slots, table=True), "sm_90a", multiprocessors=1
+    )
     case = random_case(
         rng, batch=1, seqlen_q=1, num_kv_heads=1, group=16, topk=8, lengths=[7 * 128 + 5], hostile=False
     )
@@ -476,6 +481,7 @@ def test_an_empty_pool():
 
 PLAIN = Program(Configuration(1, 1, False, 1), "sm_80")
 TABLE = Program(Configuration(2, 1, False, 1, item_slots=2, table=True), "sm_90a")
+ONE_ITEM = Program(Configuration(4, 1, False, 1, table=True), "sm_90a")
 CLUSTER = Program(Configuration(1, 2, True, 1), "sm_90a")
 COOPERATIVE = Program(Configuration(1, 2, True, 1, cooperative=True), "sm_90a")
 EIGHT_WARPS = Program(Configuration(1, 4, True, 1, warps_per_page=8, cooperative=True), "sm_90a")
@@ -499,6 +505,9 @@ FAULTS = {
     "values have arrived before they are read": (
         TABLE, WAIT_FOR_VALUES, WAIT_FOR_VALUES.replace(" - 2>", " - 1>")
     ),
+    "the second page is requested behind the first scores": (ONE_ITEM, "if (!begins) return;", "return;"),
+    "the second page is requested before the values are awaited": (
+        ONE_ITEM, "scored();\n  wait_for_values();", "wait_for_values();\n  scored();"),
     "a page goes into the stage that is free": (
         PLAIN, "request_listed(lanes, stage, slot, rank + kStages * kPageStride",
         "request_listed(lanes, stage ^ kStageBytes, slot, rank + kStages * kPageStride"),

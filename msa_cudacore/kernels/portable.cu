@@ -113,10 +113,10 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
     divide_start(args, place, item, first, lane);
     arrive_at_cluster();
   } else {
-    if constexpr (!kHastyStart) find_request(args, item);
+    if constexpr (!kIdsFirst) find_request(args, item);
     if constexpr (kClusterMerge) open_inbox(slot.fixed, thread == 0);
     const SelectedIds ids = load_ids(args, item, lane);
-    if constexpr (kHastyStart) find_request(args, item);
+    if constexpr (kIdsFirst) find_request(args, item);
     const int seqused = load_seqused(args, item);
     // Queries: eight threads a head. Those of the slot's own item are the first page slot's, whose warps are
     // oldest and so issue first, and a leftover's the last one's.
@@ -198,7 +198,7 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
   // Cheaper kept than recomputed; with the table there are no registers for the last two.
   ptx::opaque(lane16);
   ptx::opaque(values_at);
-  if constexpr (kHastyStart) ptx::opaque(first);
+  if constexpr (kSecondBehindScores && kItemSlots == 1) ptx::opaque(first);
   if constexpr (!kTable) {
     ptx::opaque(value_scales_at);
     ptx::opaque(lanes.values);
@@ -212,9 +212,9 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
                       slot.warp_stats(warp),
                       lane16};
   if constexpr (kFirstPages < kStages) {
-    if constexpr (kGradualStart) ptx::cp_async_wait_group<kPageGroups - 1>();
+    if constexpr (kGradualStart || kSecondBehindScores) ptx::cp_async_wait_group<kPageGroups - 1>();
 #pragma unroll
-    for (int s = kFirstPages; s < kStages && !kHastyStart; ++s) {
+    for (int s = kFirstPages; s < kStages && !kSecondBehindScores; ++s) {
       if (first + s * kPageStride < pages)
         request_listed(lanes, s * kStageBytes, slot, first + s * kPageStride, source_lanes(lane16, part));
       else
@@ -273,7 +273,7 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
     ptx::cp_async_commit_group();
   };
   auto request_second = [&](int rank, bool begins) {
-    if constexpr (kHastyStart) {
+    if constexpr (kSecondBehindScores) {
       if (!begins) return;
       if (rank + kPageStride < pages)
         request_listed(lanes, kStageBytes, slot, rank + kPageStride, source_lanes(lane16, part));
@@ -309,10 +309,12 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
                   part, stage, visible, rank + kPageStride >= pages, queries, arrive, refill, tell);
     } else {
       const int own_visible = visible - static_cast<int>(part) * kWarpTokens;
-      if (own_visible > 0)
+      if (own_visible > 0) {
         attend_part(state, at, stage, own_visible, begins, [&] { request_second(rank, begins); });
-      else
-        request_second(rank, begins), wait_for_values();  // the next copies go where these do
+      } else {
+        request_second(rank, begins);
+        wait_for_values();  // the next copies go where these do
+      }
       __syncwarp();
       if constexpr (!kLeftovers) request_after(rank, stage);
     }

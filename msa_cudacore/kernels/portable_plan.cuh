@@ -79,14 +79,18 @@ constexpr bool kFirstApart = !kRolledLoop && kItemSlots == 4;
 // the table no values before every warp has asked for keys. Where more items share a CTA they hide each
 // other's start, and asking early is better.
 constexpr bool kGradualStart = !kSplit && kItemSlots == 1;
-// With the table and one whole item a CTA, every warp has work only when its first keys have come. So ids are
-// asked for before anything else is worked out, page ids without waiting for the context's length, and the
-// second page behind the first scores, which its copies' instructions would hold up.
-constexpr bool kHastyStart = kGradualStart && kTable && !kCooperative && !kLeftovers;
-// Loads of the selection and of the queries are issued where they are written.
-constexpr bool kOrderedLoads = kCooperative || kHastyStart;
-// Queries are staged while the page ids are on their way, or, with few pages, while the first page is.
-constexpr bool kLateQueries = kCooperative;
+// By table, four item slots or one: the second page is requested behind the first scores, which its copies'
+// instructions would hold up. Two item slots lose by it, and with a piece there is no register for it.
+constexpr bool kWholeRound = kTable && !kCooperative && !kSplit && !kLeftovers && !kManyItems;
+constexpr bool kSecondBehindScores = kWholeRound && kItemSlots != 2;
+// Queries are staged while the page ids are on their way, or, with few pages or where most warps have some to
+// stage before they could request a page, while the first page is. The table is filled before, too.
+constexpr bool kLateQueries = kCooperative || kLeftovers || (kWholeRound && kItemSlots == 4);
+// Loads of the selection and of the queries are issued where they are written, and page ids are requested
+// without waiting for the context's length.
+constexpr bool kOrderedLoads = kLateQueries || kSecondBehindScores;
+// And ids before anything else is worked out.
+constexpr bool kIdsFirst = kOrderedLoads && !kCooperative;
 // Keys (with the scales of both) and values are commit groups of their own: scores start when the keys have
 // come.
 constexpr bool kKeysFirst = kTable || kCooperative;
