@@ -67,10 +67,7 @@ __device__ __forceinline__ void divide_start(const Arguments& args, const Place&
                    place.page_ring + 2 * place.warp * kWarpRingBytes, lane);
     else
       request_nothing();
-    if (place.warp == 0) {
-      list_pages(args, item, selection, place.slot, [](int rank) { return rank; });
-      if (lane == 0) ptx::st_shared_u32(slot + kSlotPages, selection.count);
-    }
+    if (place.warp == 0) list_item(args, item, selection, place.slot, lane);
   } else {
     const int stager = (place.warp - kItemWarps / 2) * 32 + lane, head = stager >> 3;
     if constexpr (kClusterMerge) open_inbox(slot, stager == kItemThreads / 2 - 32);
@@ -166,7 +163,7 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
       if (part == 0 && (on_piece || page_slot == 0))
         list_turns(args, item, selection, slot, on_piece, piece, page_slot, turns, lane);
     } else {
-      if (warp == 0) list_pages(args, item, selection, slot, [](int rank) { return rank; });
+      if (warp == 0) list_item(args, item, selection, slot, lane);
     }
     if constexpr (kLateQueries) stage_queries();
   }
@@ -179,7 +176,7 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
     item_sync(place.item_slot);
   }
   if (!live) return ~0u;
-  if constexpr (kEightWarps) pages = static_cast<int>(ptx::ld_shared_u32(slot.fixed + kSlotPages));
+  if constexpr (kCooperative) pages = static_cast<int>(ptx::ld_shared_u32(slot.fixed + kSlotPages));
   if constexpr (kLeftovers) {  // from here on places in the page slot's list
     pages = static_cast<int>(ptx::ld_shared_u32(slot.fixed + kSlotEnds + page_slot * 8));
     first = static_cast<int>(ptx::ld_shared_u32(slot.fixed + kSlotFirsts + page_slot * 4));

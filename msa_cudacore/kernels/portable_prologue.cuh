@@ -118,6 +118,28 @@ __device__ __forceinline__ void list_pages(const Arguments& args, const Item& it
   }
 }
 
+// The list of an item's pages. Warps have read the selection for themselves, and should it change meanwhile,
+// another one may count more pages than are listed here: it finds page 0, without tokens, in the other places.
+// Cooperating warps, which meet in every page, take their number from here.
+__device__ __forceinline__ void list_item(const Arguments& args, const Item& item, Selection s,
+                                          const SlotAddresses& slot, int lane) {
+  int others = s.count;
+  if constexpr (kCooperative) {
+    if (lane == 0) ptx::st_shared_u32(slot.fixed + kSlotPages, s.count);
+  } else {
+#pragma unroll
+    for (int w = 0; w < kIdsPerLane; ++w) {
+      const u32 other_lanes = __ballot_sync(~0u, s.rank[w] < 0);
+      if (s.rank[w] < 0) {
+        s.rank[w] = others + __popc(other_lanes & ((1u << lane) - 1));
+        s.page[w] = s.visible[w] = 0;
+      }
+      others += __popc(other_lanes);
+    }
+  }
+  list_pages(args, item, s, slot, [](int rank) { return rank; });
+}
+
 // ---- Queries
 
 // x * 2^exponent in two exact factors, for exponents up to 252 either way.
