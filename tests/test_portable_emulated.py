@@ -413,8 +413,8 @@ def test_every_piece_of_a_leftover_arrives_however_few_pages_it_has(program, rng
 
 @pytest.mark.parametrize("program", [*KINDS, *COUNTED, MANY], ids=str)
 def test_a_selection_that_changes_during_a_launch_does_not_spoil_the_next(program, rng):
-    """Each warp finds another one. Results are nobody's business then, and a ring may be read that nothing was
-    copied into; but warps meet, lists are complete, and the counters come back to zero.
+    """Each warp finds another one. Results are nobody's business then, and a ring may be read that nothing
+    was copied into; but warps meet, lists are complete, and the counters come back to zero.
     """
     from msa_cudacore.ptx import emulator
 

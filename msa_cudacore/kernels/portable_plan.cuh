@@ -133,7 +133,7 @@ constexpr u32 kSlotScales = kSlotVisible + kListed * 4;            // [kItems][k
 constexpr u32 kSlotArrival = kSlotScales + kItems * kScaleBytes;   // mbarrier of the cluster merge
 constexpr u32 kSlotStatsArrival = kSlotArrival + 8;                // that of origins and sums that go ahead
 constexpr u32 kSlotItem = kSlotArrival + 16;                       // ItemRow, for the epilogue
-constexpr u32 kSlotPages = kSlotItem + 8;                          // cooperating warps: number of the item's pages
+constexpr u32 kSlotPages = kSlotItem + 8;                          // cooperating warps: the item's pages
 constexpr u32 kSlotLeftover = kSlotItem + 8;                       // ItemRow of the leftover
 constexpr u32 kSlotFirsts = kSlotLeftover + 8;  // of each page slot: the place of its first page
 // Of each page slot: where its list ends, and where its piece does.

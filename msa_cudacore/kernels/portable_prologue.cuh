@@ -119,8 +119,8 @@ __device__ __forceinline__ void list_pages(const Arguments& args, const Item& it
 }
 
 // The list of an item's pages. Warps have read the selection for themselves, and should it change meanwhile,
-// another one may count more pages than are listed here: it finds page 0, without tokens, in the other places.
-// Cooperating warps, which meet in every page, take their number from here.
+// another one may count more pages than are listed here: it finds page 0, without tokens, in the other
+// places. Cooperating warps, which meet in every page, take their number from here.
 __device__ __forceinline__ void list_item(const Arguments& args, const Item& item, Selection s,
                                           const SlotAddresses& slot, int lane) {
   int others = s.count;
