@@ -74,7 +74,7 @@ constexpr bool kEightWarps = kWarpsPerPage == 8;
 constexpr bool kRolledLoop = kSplits >= 4 || kCooperative || kLeftovers;
 // A warp's first page finds the origins of its rows. Where a warp has many pages, that page has code of its
 // own and the loop a better schedule; where it has four, fetching more code costs more.
-constexpr bool kFirstApart = !kRolledLoop && kItemSlots == 4;
+constexpr bool kFirstApart = !kRolledLoop && (!kTable || (kItemSlots == 4 && !kManyItems));
 // With one item a CTA what is needed first comes alone: no second page before the first has arrived, and with
 // the table no values before every warp has asked for keys. Where more items share a CTA they hide each
 // other's start, and asking early is better.
