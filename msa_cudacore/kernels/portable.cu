@@ -362,7 +362,7 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
       rank += kPageStride;
     }
     for (; rank < pages; rank += 2 * kPageStride) {
-      step(rank, kStageNow, !kFirstApart && rank == first);
+      step(rank, kStageNow, kFirstOrigins && !kFirstApart && rank == first);
       if (rank + kPageStride >= pages) break;
       step(rank + kPageStride, kStageBytes - kStageNow, false);
     }
@@ -383,12 +383,16 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
     if constexpr (kCooperative) {
       page_sync(page_slot);  // nobody reads this warp's ring any more
       publish_slice(state, slot, place.ring, page_slot, part, lane_now);
+    } else if constexpr (kDividedSums) {
+      const OwnSums own = publish_others(state, slot, place.ring, warp, part, lane_now);
+      page_sync(place.item_slot * kPageSlots + page_slot);
+      merge_divided(own, slot, place.page_ring, page_slot, part, lane_now);
     } else {
       publish_warp(state, slot, place.ring, warp, lane_now);
-    }
-    if constexpr (!kCooperative && kPageSlots > 1) {
-      page_sync(place.item_slot * kPageSlots + page_slot);
-      merge_page(slot, place.page_ring, page_slot, thread_now % (32 * kWarpsPerPage));
+      if constexpr (kPageSlots > 1) {
+        page_sync(place.item_slot * kPageSlots + page_slot);
+        merge_page(slot, place.page_ring, page_slot, thread_now % (32 * kWarpsPerPage));
+      }
     }
     ResultPlace to = {};
     if constexpr (!kSplit) {

@@ -222,6 +222,103 @@ __device__ __forceinline__ void merge_page(const SlotAddresses& slot, SharedAddr
   }
 }
 
+// ---- Warps of a page that divide their sums
+
+// With four page slots an item the warps of a page divide their accumulators: warp w merges out[4 * w] to
+// out[4 * w + 3]. Its own stay in registers, the others it publishes as they are, [16][32 lanes][16 bytes].
+// The end of an item waits for shared memory, which moves a quarter less this way. With fewer page slots, and
+// beside two pieces, it gained nothing.
+constexpr bool kDividedSums = !kCooperative && kPageSlots == 4 && kPieceSlots < 2;
+
+struct OwnSums {
+  float4 out[4];
+};
+
+template <int part>
+__device__ __forceinline__ void publish_all_but(const WarpState& state, SharedAddress at, OwnSums& own) {
+#pragma unroll
+  for (int o = 0; o < 16; ++o) {
+    const float (&x)[4] = state.out[o];
+    if (o / 4 == part)
+      own.out[o % 4] = make_float4(x[0], x[1], x[2], x[3]);
+    else
+      ptx::st_shared_v4_f32(at + o * 512, x[0], x[1], x[2], x[3]);
+  }
+}
+
+__device__ __forceinline__ OwnSums publish_others(const WarpState& state, const SlotAddresses& slot,
+                                                  SharedAddress ring, int warp, u32 part, int lane) {
+  // Origin and sum of row g (even lanes) or g + 8. A far row's reference lies where its origin belongs now.
+  const int row = lane & 1, head = (lane >> 2) + 8 * row;
+  const SharedAddress stats = slot.warp_stats(warp) + head * 8;
+  const float reference = ptx::ld_shared_f32(stats);
+  const float scale = ptx::ld_shared_f32(slot.fixed + kSlotScales + head * 8);
+  OwnSums own;
+  const SharedAddress at = ring + lane * 16;
+  if (part == 0) publish_all_but<0>(state, at, own);
+  if (part == 1) publish_all_but<1>(state, at, own);
+  if (part == 2) publish_all_but<2>(state, at, own);
+  if (part == 3) publish_all_but<3>(state, at, own);
+  const float near = row ? state.origin[1] : state.origin[0];
+  const float origin = reference == kNoReference ? near : fmaf(reference, scale, kHeadroom);
+  __syncwarp();  // the row's four lanes have read its reference
+  if ((lane & 2) == 0) ptx::st_shared_v2_f32(stats, origin, row ? state.sum[2] : state.sum[0]);
+  return own;
+}
+
+// Four dims of a head out of the merged sums of a page slot, in the ring of its first warp: what a warp has
+// merged where nobody else reads or writes, [4 warps][16 heads][8 chunks], swizzled by warp and head. Behind
+// that are the (origin, sum) of the heads.
+__device__ __forceinline__ SharedAddress place_in_page(SharedAddress page_ring, int head, int dim) {
+  const u32 part = dim >> 2 & 3, half = dim >> 4 & 1, t = dim >> 5;
+  return page_ring + part * 2048 + head * 128 + (t ^ part) * 32 + ((half ^ head) & 1) * 16;
+}
+constexpr u32 kPageStats = kHeads * kHeadDim * 4;
+static_assert(!kDividedSums || kWarpRingBytes >= kPageStats + kHeads * 8);
+
+__device__ __forceinline__ void merge_divided(const OwnSums& own, const SlotAddresses& slot,
+                                           SharedAddress page_ring, u32 page_slot, u32 part, int lane) {
+  const u32 first = page_slot * kWarpsPerPage, g = lane >> 2, t = lane & 3;
+  const auto other = [&](u32 k) { return part ^ k; };  // k 0: this warp
+  const SharedAddress to = place_in_page(page_ring, g, 32 * t + 4 * part),
+                      from = page_ring + part * 2048 + lane * 16;
+  float2 stats[2][kWarpsPerPage];
+  float4 sums[kWarpsPerPage][4];
+#pragma unroll
+  for (u32 k = 0; k < kWarpsPerPage; ++k)
+#pragma unroll
+    for (u32 row = 0; row < 2; ++row)
+      stats[row][k] = ptx::ld_shared_v2_f32(slot.warp_stats(first + other(k)) + (g + 8 * row) * 8);
+#pragma unroll
+  for (u32 k = 0; k < kWarpsPerPage; ++k)
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i)
+      sums[k][i] = k == 0 ? own.out[i] : ptx::ld_shared_v4_f32(from + other(k) * kWarpRingBytes + i * 512);
+  __syncwarp();  // what the lanes of this warp have read, they overwrite
+#pragma unroll
+  for (u32 row = 0; row < 2; ++row) {
+    float origin = kNoOrigin, sum = 0.0f;
+    float4 merged[2] = {};  // dims 32 * t + 4 * part and 16 more
+#pragma unroll
+    for (const float2& of_warp : stats[row]) origin = fmaxf(origin, of_warp.x);
+#pragma unroll
+    for (u32 k = 0; k < kWarpsPerPage; ++k) {
+      const float factor = ptx::ex2_approx_ftz_f32(stats[row][k].x - origin);
+      const float4 (&x)[4] = sums[k];
+      sum = fmaf(factor, stats[row][k].y, sum);
+      add_scaled(merged[0], factor, row == 0 ? make_float4(x[0].x, x[1].x, x[2].x, x[3].x)
+                                             : make_float4(x[0].z, x[1].z, x[2].z, x[3].z));
+      add_scaled(merged[1], factor, row == 0 ? make_float4(x[0].y, x[1].y, x[2].y, x[3].y)
+                                             : make_float4(x[0].w, x[1].w, x[2].w, x[3].w));
+    }
+#pragma unroll
+    for (u32 half = 0; half < 2; ++half)
+      ptx::st_shared_v4_f32((to ^ (half * 16)) + row * 1024, merged[half].x, merged[half].y, merged[half].z,
+                            merged[half].w);
+    if (part == 0 && t == 0) ptx::st_shared_v2_f32(page_ring + kPageStats + (g + 8 * row) * 8, origin, sum);
+  }
+}
+
 // ---- Page slots of a CTA whose warps cooperate
 
 // A warp's slice replaces the first stage of its ring, and the page's first warp tells origins and sums.
@@ -274,18 +371,25 @@ __device__ __forceinline__ ThreadPart<kPartDims> merge_item(const SlotAddresses&
                                                             SharedAddress item_ring, int thread) {
   constexpr int kPartials = !kCooperative && kPageSlots == 1 ? kWarpsPerPage : kPageSlots;
   constexpr int kWarpsEach = kItemWarps / kPartials;
+  const auto ring_of = [&](int partial) { return item_ring + partial * kWarpsEach * kWarpRingBytes; };
   return merge_partials<kPartials, kPartDims>(
       thread,
       [&](int partial, int head) {
         if constexpr (kCooperative)
           return make_float2(ptx::ld_shared_f32(slot.warp_stats(partial) + head * 4),
                              sum_of_warps(slot.sums(partial, head)));
+        else if constexpr (kDividedSums)
+          return ptx::ld_shared_v2_f32(ring_of(partial) + kPageStats + head * 8);
         else
           return ptx::ld_shared_v2_f32(slot.warp_stats(partial * kWarpsEach) + head * 8);
       },
       [&](int partial, int head, int dim) {
-        const SharedAddress ring = item_ring + partial * kWarpsEach * kWarpRingBytes;
-        return kCooperative ? load_slices(ring, head, dim) : load_warp(ring, head, dim);
+        if constexpr (kCooperative)
+          return load_slices(ring_of(partial), head, dim);
+        else if constexpr (kDividedSums)
+          return ptx::ld_shared_v4_f32(place_in_page(ring_of(partial), head, dim));
+        else
+          return load_warp(ring_of(partial), head, dim);
       });
 }
 

@@ -72,9 +72,11 @@ constexpr bool kEightWarps = kWarpsPerPage == 8;
 // Straight-line code for both stages saves address arithmetic; with few pages a CTA, fetching it costs more
 // than it saves.
 constexpr bool kRolledLoop = kSplits >= 4 || kCooperative || kLeftovers;
-// A warp's first page finds the origins of its rows. Where a warp has many pages, that page has code of its
-// own and the loop a better schedule; where it has four, fetching more code costs more.
-constexpr bool kFirstApart = !kRolledLoop && (!kTable || (kItemSlots == 4 && !kManyItems));
+// A warp's first page finds the origins of its rows before its exponentials; where a slot takes item after
+// item, the loop's schedule would lose more than that gains. With four item slots, and without the table,
+// that page has code of its own; with few pages a warp, fetching more code costs more.
+constexpr bool kFirstOrigins = !kManyItems;
+constexpr bool kFirstApart = kFirstOrigins && !kRolledLoop && (!kTable || kItemSlots == 4);
 // With one item a CTA what is needed first comes alone: no second page before the first has arrived, and with
 // the table no values before every warp has asked for keys. Where more items share a CTA they hide each
 // other's start, and asking early is better.
