@@ -115,6 +115,8 @@ FAMILIES = families()
 KINDS = [
     Program(Configuration(1, 1, False, 1), "sm_80"),
     Program(Configuration(2, 1, False, 1, item_slots=2, table=True), "sm_90a"),
+    Program(Configuration(1, 1, False, 1, item_slots=4, table=True), "sm_90a"),
+    Program(Configuration(4, 1, False, 1, table=True), "sm_90a"),
     Program(Configuration(2, 2, True, 1), "sm_100a"),
     Program(Configuration(1, 2, True, 1, cooperative=True), "sm_90a"),
     Program(Configuration(1, 2, False, 1, cooperative=True), "sm_86"),
@@ -487,7 +489,8 @@ def test_an_empty_pool():
 
 PLAIN = Program(Configuration(1, 1, False, 1), "sm_80")
 TABLE = Program(Configuration(2, 1, False, 1, item_slots=2, table=True), "sm_90a")
-ONE_ITEM = Program(Configuration(4, 1, False, 1, table=True), "sm_90a")
+FOUR_ITEMS = Program(Configuration(1, 1, False, 1, item_slots=4, table=True), "sm_90a")
+FOUR_PAGES = Program(Configuration(4, 1, False, 1, table=True), "sm_90a")
 CLUSTER = Program(Configuration(1, 2, True, 1), "sm_90a")
 COOPERATIVE = Program(Configuration(1, 2, True, 1, cooperative=True), "sm_90a")
 EIGHT_WARPS = Program(Configuration(1, 4, True, 1, warps_per_page=8, cooperative=True), "sm_90a")
@@ -511,9 +514,9 @@ FAULTS = {
     "values have arrived before they are read": (
         TABLE, WAIT_FOR_VALUES, WAIT_FOR_VALUES.replace(" - 2>", " - 1>")
     ),
-    "the second page is requested behind the first scores": (ONE_ITEM, "if (!begins) return;", "return;"),
+    "the second page is requested behind the first scores": (FOUR_PAGES, "if (!begins) return;", "return;"),
     "the second page is requested before the values are awaited": (
-        ONE_ITEM, "scored();\n  wait_for_values();", "wait_for_values();\n  scored();"),
+        FOUR_PAGES, "scored();\n  wait_for_values();", "wait_for_values();\n  scored();"),
     "a page goes into the stage that is free": (
         PLAIN, "request_listed(lanes, stage, slot, rank + kStages * kPageStride",
         "request_listed(lanes, stage ^ kStageBytes, slot, rank + kStages * kPageStride"),
@@ -521,6 +524,13 @@ FAULTS = {
     "the table is complete": (TABLE, "__syncthreads();\n  } else {", "} else {"),
     "a page's warps have published before they merge": (
         TABLE, "page_sync(place.item_slot * kPageSlots + page_slot);", ""),
+    "the warps of a page have published before they merge their shares": (
+        FOUR_PAGES, "page_sync(place.item_slot * kPageSlots + page_slot);", ""),
+    "a warp merges its own share": (FOUR_PAGES, "from = page_ring + part * 2048", "from = page_ring + 2048"),
+    "shares of four page slots have merged before they do": (
+        FOUR_PAGES, "item_sync(place.item_slot);", ""),
+    "the second page lies in the second stage": (
+        FOUR_ITEMS, "kStageNow = kFirstApart ? kStageBytes : 0;", "kStageNow = 0;"),
     "page slots have merged before they do": (TABLE, "item_sync(place.item_slot);", ""),
     "warps have published before they merge": (PLAIN, "item_sync(place.item_slot);", ""),
     "tokens behind the last one are hidden": (
