@@ -500,6 +500,48 @@ def test_counters_of_a_runner_that_has_gone_are_not_those_of_another(portable_ta
 
 
 @pytest.mark.gpu
+def test_runners_come_and_go_while_a_stream_is_captured(portable_target, without_clusters, rng):
+    """A runner with counters is prepared and another dropped in the midst of a capture in the strictest mode."""
+    import torch
+
+    case = small_case(rng, lengths=np.full(3, 1200))
+    moved = portable_target.move(case)
+    old = portable_target.prepare(moved, splits=8)
+    old()
+    torch.cuda.synchronize()
+    workspace = torch.empty(old.workspace_bytes, dtype=torch.uint8, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="global"):
+        del old
+        gc.collect()
+        new = portable_target.prepare(moved, splits=8, workspace_buffer=workspace)
+        new()
+    for _ in range(3):
+        workspace.fill_(0xFF)
+        portable_target.fill(new.out, np.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert_right(portable_target, new, case)
+
+
+@pytest.mark.gpu
+def test_a_runner_dropped_in_flight_keeps_its_counters_until_the_end(portable_target, without_clusters, rng):
+    import torch
+
+    case = small_case(rng, lengths=np.full(3, 1200))
+    moved = portable_target.move(case)
+    for _ in range(20):
+        runner = portable_target.prepare(moved, splits=8)
+        for _ in range(20):
+            runner()
+        results = runner.out, runner.lse
+        del runner
+        torch.full((4096,), 7, dtype=torch.int32, device="cuda")  # where freed words would be
+    torch.cuda.synchronize()
+    assert compare(*map(to_numpy, results), *case.exact())
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     "name", ["an empty request beside a full one", "a row that selects nothing", "causal edge inside a page"]
 )
