@@ -261,7 +261,7 @@ __device__ __forceinline__ OwnSums publish_others(const WarpState& state, const 
   if (part == 3) publish_all_but<3>(state, at, own);
   const float near = row ? state.origin[1] : state.origin[0];
   const float origin = reference == kNoReference ? near : fmaf(reference, scale, kHeadroom);
-  __syncwarp();  // the row's four lanes have read its reference
+  __syncwarp();  // all lanes have their references
   if ((lane & 2) == 0) ptx::st_shared_v2_f32(stats, origin, row ? state.sum[2] : state.sum[0]);
   return own;
 }
