@@ -249,12 +249,6 @@ __device__ __forceinline__ void find_request(const Arguments& args, Item& item) 
   item.token = item.row - item.request * args.seqlen_q;
 }
 
-__device__ __forceinline__ Item item_of(const Arguments& args, u32 index) {
-  Item item = item_without_request(args, index);
-  find_request(args, item);
-  return item;
-}
-
 template <typename T>
 __device__ __forceinline__ T load(const u8* base, i64 offset) {
   return __ldg(reinterpret_cast<const T*>(base + offset));
