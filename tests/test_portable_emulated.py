@@ -551,7 +551,7 @@ FAULTS = {
         COOPERATIVE, "page_sync(page_slot);\n  if (kDirectSlices && last) tell();",
         "if (kDirectSlices && last) tell();\n  page_sync(page_slot);"),
     "eight warps wait for those that asked for their page": (
-        EIGHT_WARPS, "if (kEightWarps && !refilled) page_sync(page_slot);", ""),
+        EIGHT_WARPS, "if (kEightWarps && rank == first) page_sync(page_slot);", ""),
     "cooperating warps wait for their values": (COOPERATIVE, "  arrive();\n", ""),
     "cooperating warps have all maxima": (
         COOPERATIVE, "page_sync(page_slot);  // also: every warp's values have arrived", ""),

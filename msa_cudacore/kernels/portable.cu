@@ -208,7 +208,7 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
                       slot.fixed + kSlotScales,
                       slot.warp_stats(warp),
                       lane16};
-  if constexpr (kFirstPages < kStages) {
+  if constexpr (kFirstPages < kStages && !kManyPages) {
     if constexpr (kGradualStart || kSecondBehindScores) ptx::cp_async_wait_group<kPageGroups - 1>();
 #pragma unroll
     for (int s = kFirstPages; s < kStages && !kSecondBehindScores; ++s) {
@@ -281,23 +281,23 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
   };
   auto step = [&](int rank, u32 stage, bool begins) {
     // A cooperating warp has not yet asked for the page that follows the last one in flight.
-    const bool refilled = kCooperative && rank != first;
-    if (refilled)
+    const bool alone = kCooperative && (kManyPages || rank != first);
+    if (alone)
       wait_for_keys<1>();
     else
       wait_for_keys();
     __syncwarp();
-    if (kEightWarps && !refilled) page_sync(page_slot);  // others have asked for this warp's part
+    if (kEightWarps && rank == first) page_sync(page_slot);  // others have asked for this warp's part
     const int visible = static_cast<int>(ptx::ld_shared_u32(slot.fixed + kSlotVisible + rank * 4));
     if constexpr (kCooperative) {
       const auto arrive = [&] {
-        if (refilled)
+        if (alone)
           wait_for_values<1>();
         else
           wait_for_values();
       };
       const auto refill = [&] {
-        if (refilled) request_after(rank - kPageStride, stage ^ kStageBytes);
+        if (alone) request_after(rank - kPageStride, stage ^ kStageBytes);
       };
       const auto tell = [&] {
         if (part == 0) tell_stats(state, slot.fixed, lane16 >> 4, split, true);

@@ -97,7 +97,11 @@ constexpr bool kIdsFirst = kOrderedLoads && !kCooperative;
 // come.
 constexpr bool kKeysFirst = kTable || kCooperative;
 constexpr int kPageGroups = kKeysFirst ? 2 : 1;
-constexpr bool kLateValues = kKeysFirst && !kCooperative && kGradualStart;
+// Cooperating warps with the table have page slots for more pages than memory brings while the first one is
+// scored: there, too, keys come first, and the next page is asked for behind a page's scores. With fewer
+// pages a CTA, or without the table, that is later than is good.
+constexpr bool kManyPages = kTable && kCooperative;
+constexpr bool kLateValues = kKeysFirst && (kManyPages || (!kCooperative && kGradualStart));
 
 // With one page slot a slice travels to its owners in the cluster as it is. Ahead of it go the rows' origins
 // and sums, which are known before any value has been multiplied.
