@@ -277,7 +277,7 @@ constexpr u32 kPageStats = kHeads * kHeadDim * 4;
 static_assert(!kDividedSums || kWarpRingBytes >= kPageStats + kHeads * 8);
 
 __device__ __forceinline__ void merge_divided(const OwnSums& own, const SlotAddresses& slot,
-                                           SharedAddress page_ring, u32 page_slot, u32 part, int lane) {
+                                              SharedAddress page_ring, u32 page_slot, u32 part, int lane) {
   const u32 first = page_slot * kWarpsPerPage, g = lane >> 2, t = lane & 3;
   const auto other = [&](u32 k) { return part ^ k; };  // k 0: this warp
   const SharedAddress to = place_in_page(page_ring, g, 32 * t + 4 * part),
