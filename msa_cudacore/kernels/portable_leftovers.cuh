@@ -30,9 +30,9 @@ static_assert(kMostTurns + (kMostLater > 0 ? kMostLater + kPageSlots - 1 : 0) / 
               "room for every list");
 
 // What the first warp of a page slot lists: a piece, which ends where its slot's turns begin, or, for the
-// first page slot, the pages of the slot's own item, dealt to its page slots in turn, and where all lists end.
-// A piece without pages is a page without tokens: it is stored and counted as others are, so that the number
-// of arrivals does not depend on the selection.
+// first page slot, the pages of the slot's own item, dealt to its page slots in turn, and where all lists
+// end. A piece without pages is a page without tokens: it is stored and counted as others are, so that the
+// number of arrivals does not depend on the selection.
 __device__ __forceinline__ void list_turns(const Arguments& args, const Item& item, Selection s,
                                            const SlotAddresses& slot, bool on_piece, int piece, u32 page_slot,
                                            int turns, int lane) {
