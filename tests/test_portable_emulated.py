@@ -276,14 +276,21 @@ def test_the_next_page_waits_for_the_values_of_one_that_a_warp_skips(slots, sche
     """Three of four warps see nothing of the first page, and refill the stage that it may still come into.
     They ask for their second page where they would have scored the first.
     """
+    from msa_cudacore.ptx import emulator
+
     program = Program(
         Configuration(4 // slots, 1, False, 1, item_slots=slots, table=True), "sm_90a", multiprocessors=1
     )
     case = random_case(
-        rng, batch=1, seqlen_q=1, num_kv_heads=1, group=16, topk=8, lengths=[7 * 128 + 5], hostile=False
+        rng, batch=1, seqlen_q=1, num_kv_heads=1, group=16, topk=12, lengths=[11 * 128 + 5], hostile=False
     )
-    case.q2k_indices[...] = np.arange(8)[::-1]  # the page of five tokens comes first
-    check(replace(case, expected_out=None, expected_lse=None), program, schedule)
+    case.q2k_indices[...] = np.arange(12)[::-1]  # the page of five tokens comes first
+    case = replace(case, expected_out=None, expected_lse=None)
+    check(case, program, schedule)
+    wait, text = "request_second(rank, begins);\n        wait_for_values();", source(program.configuration)
+    assert text.count(wait) == 1
+    with pytest.raises(emulator.Fault, match="race"):
+        launch(case, program, schedule, text=text.replace(wait, "request_second(rank, begins);"))
 
 
 @pytest.mark.parametrize("program", FAMILIES, ids=str)
@@ -367,8 +374,8 @@ def test_a_leftover_of_few_pages(program, pages, rng):
 @pytest.mark.parametrize("topk", [29, 30, 31, 62])
 @pytest.mark.parametrize("program", LEFTOVERS, ids=str)
 def test_a_leftover_of_more_pages_than_the_table_is_wide(program, topk, rng):
-    """Repeated ids: pieces are longer than the turns that other page slots deal without them. They begin before
-    their page slot's list, only just behind the end of the one before it.
+    """Repeated ids: pieces are longer than the turns that other page slots deal without them. They begin
+    before their page slot's list, only just behind the end of the one before it.
     """
     c = replace(program.configuration, ids_per_lane=1 if topk <= 32 else 2)
     lengths = np.full(c.pieces // c.piece_slots + 1, c.pieces * 128)
@@ -514,7 +521,7 @@ FAULTS = {
     "values have arrived before they are read": (
         TABLE, WAIT_FOR_VALUES, WAIT_FOR_VALUES.replace(" - 2>", " - 1>")
     ),
-    "the second page is requested behind the first scores": (FOUR_PAGES, "if (!begins) return;", "return;"),
+    "the second page is requested": (FOUR_PAGES, "if (!begins) return;", "return;"),
     "the second page is requested before the values are awaited": (
         FOUR_PAGES, "scored();\n  wait_for_values();", "wait_for_values();\n  scored();"),
     "a page goes into the stage that is free": (

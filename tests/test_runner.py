@@ -501,7 +501,7 @@ def test_counters_of_a_runner_that_has_gone_are_not_those_of_another(portable_ta
 
 @pytest.mark.gpu
 def test_runners_come_and_go_while_a_stream_is_captured(portable_target, without_clusters, rng):
-    """A runner with counters is prepared and another dropped in the midst of a capture in the strictest mode."""
+    """In the strictest mode, a runner with counters is prepared and another dropped."""
     import torch
 
     case = small_case(rng, lengths=np.full(3, 1200))
