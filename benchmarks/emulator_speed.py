@@ -97,12 +97,8 @@ def portable_launch(configuration: portable.Configuration, arch: str):
     call = decode_call(batch=2, num_kv_heads=2, topk=8, lengths=[900, 700])
     text = nvrtc.compile_ptx(portable.source(configuration), arch, name="portable.cu", lineinfo=True)
     module = emulator.load(text)
-    arguments = portable.kernel_arguments(call, 0) | {"workspace": None, "arrivals": None}
-    tensors = {"q2k": call.q2k_indices} | {
-        name: getattr(call, name)
-        for name in ("q", "k", "v", "k_scale", "v_scale", "page_table", "seqused_k", "out", "lse")
-    }
-    arguments |= {name: emulated.pointer_argument(tensor) for name, tensor in tensors.items()}
+    arguments = portable.kernel_arguments(call, 0, pointer=emulated.pointer_argument)
+    arguments |= {"workspace": None, "arrivals": None}
 
     def launch(checks):
         memory = emulated.memory_of(call)

@@ -8,8 +8,10 @@ facts.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -309,22 +311,30 @@ class PortableProgram:
         return Bound(steps=(step,), plan=plan, device=device, memory=arrivals)
 
 
+def _device_pointer(tensor: Tensor) -> np.generic:
+    return np.uint64(tensor.pointer)
+
+
 def kernel_arguments(
-    call: Call, workspace_pointer: int, arrivals_pointer: int = 0
-) -> dict[str, np.generic]:
-    """The parameters of the entry by name, in the order of `kernels/portable.cu`.
+    call: Call,
+    workspace_pointer: int,
+    arrivals_pointer: int = 0,
+    pointer: Callable[[Tensor], Any] = _device_pointer,
+) -> dict[str, Any]:
+    """The parameters of the entry by name, in the order of `kernels/portable.cu`; `pointer` gives that of a
+    tensor, for who takes pointers in another form.
 
     That is the order of their first use: a line of 64 bytes that nobody has read yet costs a CTA 115 cycles
     (H200), and the loads of the selection wait for the first two lines alone.
     """
     problem = call.problem
-    values: dict[str, np.generic] = {}
+    values: dict[str, Any] = {}
 
     def size(**sizes: int) -> None:
         values.update((name, np.int32(number)) for name, number in sizes.items())
 
     def tensor(name: str, of: Tensor, *strides: str) -> None:
-        values[name] = np.uint64(of.pointer)
+        values[name] = pointer(of)
         values.update(
             (f"{name}_{axis}", np.int64(stride))
             for axis, stride in zip(strides, of.canonical_strides())

@@ -33,7 +33,6 @@ from msa_cudacore.reference import Report, compare
 pytest.importorskip("numba")
 
 EXACT = {case.name: case for case in (*exact_cases(), *odd_stride_cases())}
-POINTERS = ("q", "k", "v", "k_scale", "v_scale", "q2k", "page_table", "seqused_k", "out", "lse")
 SCHEDULES = (("eager", 0), ("late", 0), ("random", 1))
 
 
@@ -157,13 +156,8 @@ def launch(
     out[...], lse[...] = np.nan, np.nan
     configuration, items = program.configuration, call.problem.items
     program = program.fitted(items)
-    tensors = (
-        call.q, call.k, call.v, call.k_scale, call.v_scale, call.q2k_indices, call.page_table, call.seqused_k,
-        call.out, call.lse,
-    )
     workspace = np.full(configuration.workspace_bytes(call.problem, program.multiprocessors), 0xFF, np.uint8)
-    named = kernel_arguments(call, 0)
-    named |= dict(zip(POINTERS, map(emulated.pointer_argument, tensors), strict=True))
+    named = kernel_arguments(call, 0, pointer=emulated.pointer_argument)
     if arrivals is None:
         arrivals = counters_of(case, program)
     own = {"workspace": workspace, "arrivals": arrivals}
