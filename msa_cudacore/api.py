@@ -148,6 +148,7 @@ def prepare_msa_nvfp4_sparse_decode(
     backend: str = "auto",
     splits: int | None = None,
     bf16_as_uint16: bool = False,
+    enable_pdl: bool = False,
 ) -> MSANvfp4DecodeRunner:
     """Prepare one decode step of MiniMax Sparse Attention over a paged NVFP4 KV cache.
 
@@ -202,6 +203,10 @@ def prepare_msa_nvfp4_sparse_decode(
         depends on the batch size, so there a row may differ by a rounding between batch sizes.
     bf16_as_uint16
         Take `q` and `out` as uint16 arrays that hold bfloat16 bits, for libraries without the dtype.
+    enable_pdl
+        Programmatic dependent launch, compute capability 9.0 and up: the step may be started while the kernel ahead
+        of it on the stream still runs, and waits for its end before it touches global memory. It lets a kernel behind
+        it, launched in the same way, start early likewise. Results are the same. Host backends ignore it.
 
     Returns
     -------
@@ -219,9 +224,14 @@ def prepare_msa_nvfp4_sparse_decode(
     call = validate(
         q=q, k=k, v=v, q2k_indices=q2k_indices, k_scale=k_scale, v_scale=v_scale, page_table=page_table,
         seqused_k=seqused_k, k_global_scale=k_global_scale, v_global_scale=v_global_scale, seqlen_q=seqlen_q,
-        softmax_scale=softmax_scale, out=out, lse=lse, bf16_as_uint16=bf16_as_uint16,
+        softmax_scale=softmax_scale, out=out, lse=lse, bf16_as_uint16=bf16_as_uint16, enable_pdl=enable_pdl,
     )
     program, device = select(backend, call.q.device, call.q.ordinal)
+    if enable_pdl and device is not None and device.compute_capability < (9, 0):
+        raise ValueError(
+            f"enable_pdl is True and q lies on {device}; "
+            f"programmatic dependent launch needs compute capability 9.0 or later"
+        )
     plan = program.plan(call.problem, device, check_splits(splits))
     if workspace_buffer is not None:
         workspace = describe("workspace_buffer", workspace_buffer)

@@ -241,7 +241,7 @@ class BlackwellProgram:
             return Bound(steps=(), plan=plan, device=device)
         geometry = Geometry(
             grid=configuration.ctas, block=configuration.block, cluster=configuration.splits,
-            shared_bytes=configuration.shared_bytes,
+            shared_bytes=configuration.shared_bytes, dependent=call.enable_pdl,
         )
         kernel = load(
             source(configuration.constants), ARCHITECTURES[device.compute_capability], ENTRY,

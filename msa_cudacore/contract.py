@@ -84,6 +84,8 @@ class Call:
     softmax_scale: float
     k_global_scale: float
     v_global_scale: float
+    enable_pdl: bool = False
+    """Launch by programmatic dependent launch."""
 
     @property
     def score_scale(self) -> float:
@@ -114,10 +116,12 @@ def validate(
     out: Any | None,
     lse: Any | None,
     bf16_as_uint16: bool,
+    enable_pdl: bool = False,
 ) -> Call:
     """Check every argument of :func:`msa_cudacore.prepare_msa_nvfp4_sparse_decode` and allocate missing outputs."""
-    if not isinstance(bf16_as_uint16, bool):
-        raise TypeError(f"bf16_as_uint16 is {bf16_as_uint16!r}; accepted are True and False")
+    for name, flag in (("bf16_as_uint16", bf16_as_uint16), ("enable_pdl", enable_pdl)):
+        if not isinstance(flag, bool):
+            raise TypeError(f"{name} is {flag!r}; accepted are True and False")
     q_tensor = _bf16(describe("q", q), bf16_as_uint16)
     tensors = {
         name: describe(name, value)
@@ -149,6 +153,7 @@ def validate(
     call = Call(
         problem=problem, q=q_tensor, **tensors, out=out_tensor, lse=lse_tensor,
         softmax_scale=softmax_scale, k_global_scale=k_global_scale, v_global_scale=v_global_scale,
+        enable_pdl=enable_pdl,
     )
     _check_aliasing(call)
     return call

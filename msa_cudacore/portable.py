@@ -296,6 +296,7 @@ class PortableProgram:
             block=configuration.block,
             cluster=configuration.splits if configuration.cluster_merge else 1,
             shared_bytes=configuration.shared_bytes,
+            dependent=call.enable_pdl,
         )
         kernel = load(
             source(configuration), exact_arch(device.compute_capability), ENTRY,

@@ -165,6 +165,7 @@ REFUSALS = {
     "splits float": ("splits", lambda a: 2.0, TypeError, "integers"),
     "splits not served by the backend": ("splits", lambda a: 2, ValueError, "accepts 1"),
     "bf16_as_uint16 not a flag": ("bf16_as_uint16", lambda a: 1, TypeError, "True and False"),
+    "enable_pdl not a flag": ("enable_pdl", lambda a: None, TypeError, "True and False"),
 }
 
 

@@ -7,6 +7,7 @@
 // the other way, for few pages. Splits meet in distributed shared memory, or in a workspace where the last
 // one to arrive merges them. All sums run in a fixed order. docs/portable.md has the design.
 #include "barrier.cuh"
+#include "control.cuh"
 #include "opaque.cuh"
 #include "portable_leftovers.cuh"
 
@@ -414,6 +415,12 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
 
 template <typename State>
 __device__ __forceinline__ void decode(const Arguments& args) {
+  if constexpr (kArch >= 900) {
+    // A dependent launch may begin before its predecessor has ended. Nothing in global memory is read or
+    // written ahead of this, and every thread waits, so that the end of this launch is the end of all before.
+    ptx::griddepcontrol_wait();
+    ptx::griddepcontrol_launch_dependents();
+  }
   extern __shared__ __align__(1024) u8 shared[];
   const SharedAddress smem = ptx::shared_address(shared);
   const int cta_warp = __shfl_sync(~0u, threadIdx.x >> 5, 0);
