@@ -23,24 +23,28 @@ __device__ __forceinline__ void decode_e2m1(u32 codes, u32 (&pairs)[4]) {
   pairs[3] = __byte_perm(high, 0, 0x3424);
 }
 
+// The sign of `signed_word` and the other bits of `other` in each byte.
+__device__ __forceinline__ u32 with_signs(u32 other, u32 signed_word) {
+  return ptx::lop3_b32<0xD8>(other, signed_word, 0x80808080u);  // b where c is set, else a
+}
+constexpr u32 kOddBytes = 0x8E008E00u;  // codes in the upper bytes of both halves
+
 // The same to pairs[i] of codes i and i + 4; of four codes each of two tokens these are pairs of tokens.
 // Without byte permutations: shifts to the left have an idle pipe.
 __device__ __forceinline__ void decode_e2m1_halves(u32 codes, u32 (&pairs)[4]) {
-  constexpr u32 kSigns = 0x80808080u, kCode = 0x8E008E00u, kSelect = 0xD8;  // b where c is set, else a
-  const u32 even = ptx::lop3_b32<kSelect>(codes << 1, codes << 4, kSigns);
-  const u32 odd = ptx::lop3_b32<kSelect>(codes >> 3, codes, kSigns);
-  pairs[0] = (even << 8) & kCode;
-  pairs[1] = (odd << 8) & kCode;
-  pairs[2] = even & kCode;
-  pairs[3] = odd & kCode;
+  const u32 even = with_signs(codes << 1, codes << 4), odd = with_signs(codes >> 3, codes);
+  pairs[0] = (even << 8) & kOddBytes;
+  pairs[1] = (odd << 8) & kOddBytes;
+  pairs[2] = even & kOddBytes;
+  pairs[3] = odd & kOddBytes;
 }
 
 // Two codes of each of the two tokens, from the high nibbles: pairs[i] has code 2 * i + 1 of both, or code
 // 2 * i if the word was shifted left by four.
 __device__ __forceinline__ void decode_e2m1_high_columns(u32 codes, u32 (&pairs)[4]) {
-  const u32 high = ptx::lop3_b32<0xD8>(codes >> 3, codes, 0x80808080u);
-  pairs[0] = (high << 8) & 0x8E008E00u;
-  pairs[1] = high & 0x8E008E00u;
+  const u32 high = with_signs(codes >> 3, codes);
+  pairs[0] = (high << 8) & kOddBytes;
+  pairs[1] = high & kOddBytes;
 }
 
 // Two E4M3 scales (lower byte first) to a binary16 pair, exactly. Without the conversion instruction (before

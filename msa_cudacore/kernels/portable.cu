@@ -44,7 +44,7 @@ struct Place {
 __device__ __forceinline__ void stage_head(const Arguments& args, const QueryPart& query, int head, int index,
                                            SharedAddress slot, u32 of) {
   const int exponent = row_exponent(query);
-  stage_query(query, exponent, args.score_scale < 0.0f, head, index, slot + kSlotQueries + of * kQueryBytes);
+  stage_query(query, exponent, head, index, slot + kSlotQueries + of * kQueryBytes);
   if (index == 0) {
     const RowScale row = bounded_scale(args.score_scale, exponent);
     ptx::st_shared_v2_f32(slot + kSlotScales + of * kScaleBytes + head * 8, row.scale, row.lift);

@@ -357,7 +357,7 @@ __device__ __forceinline__ void first_origins(WarpState& state, const float (&sc
     else if ((lane & 3) == 0)  // read by this warp in move_origins
       ptx::st_shared_f32(references + ((lane >> 2) + 8 * row) * 8, largest);
   }
-  __syncwarp();
+  __syncwarp();  // other lanes of the row read the reference
 }
 
 // out += P V. A lane holds the 16 dims of scale group g for the four tokens of its column in a k-step. Pairs

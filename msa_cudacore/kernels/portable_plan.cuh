@@ -77,16 +77,18 @@ constexpr bool kRolledLoop = kSplits >= 4 || kCooperative || kLeftovers;
 // that page has code of its own; with few pages a warp, fetching more code costs more.
 constexpr bool kFirstOrigins = !kManyItems;
 constexpr bool kFirstApart = kFirstOrigins && !kRolledLoop && (!kTable || kItemSlots == 4);
-// With one item a CTA what is needed first comes alone: no second page before the first has arrived, and with
-// the table no values before every warp has asked for keys. Where more items share a CTA they hide each
+// With one item a CTA what is needed first comes alone: no second page before the first keys have come, and
+// with the table no values before every warp has asked for keys. Where more items share a CTA they hide each
 // other's start, and asking early is better.
 constexpr bool kGradualStart = !kSplit && kItemSlots == 1;
-// By table, four item slots or one: the second page is requested behind the first scores, which its copies'
-// instructions would hold up. Two item slots lose by it, and with a piece there is no register for it.
+// By table, every slot has one whole item. With four item slots or one, the second page is requested behind
+// the first scores, which its copies' instructions would hold up. Two item slots lose by it, and with a piece
+// there is no register for it.
 constexpr bool kWholeRound = kTable && !kCooperative && !kSplit && !kLeftovers && !kManyItems;
 constexpr bool kSecondBehindScores = kWholeRound && kItemSlots != 2;
 // Queries are staged while the page ids are on their way, or, with few pages or where most warps have some to
-// stage before they could request a page, while the first page is. The table is filled before, too.
+// stage before they could request a page, while the first page is. Then the table is filled in place of them
+// while the page ids are on their way; else it is filled last.
 constexpr bool kLateQueries = kCooperative || kLeftovers || (kWholeRound && kItemSlots == 4);
 // Loads of the selection and of the queries are issued where they are written, and page ids are requested
 // without waiting for the context's length.

@@ -42,8 +42,8 @@ struct Selection {
 };
 
 // An id is legal inside the page table and inside the context that this token sees; its page id inside the
-// pool. No other page is ever dereferenced. Only requests the page ids; rank_pages waits for them, and for
-// seqused, which comes later.
+// pool. No other entry leads to memory; a list that has to be filled up names page 0, which exists. Only
+// requests the page ids; rank_pages waits for them, and for seqused, which comes later.
 __device__ __forceinline__ Selection load_pages(const Arguments& args, const Item& item,
                                                 const SelectedIds& ids, int seqused) {
   // 64 bits: a length near 2^31 must not wrap.
@@ -155,13 +155,14 @@ struct RowScale {
   float scale, lift;
 };
 
-// row_exponent: floor(log2) of the row's largest |q|, which staging moved to 2^14. Scores stay below 2^20.
+// score_scale is positive. row_exponent: floor(log2) of the row's largest |q|, which staging moved to 2^14.
+// Scores stay below 2^20.
 __device__ __forceinline__ RowScale bounded_scale(float score_scale, int row_exponent) {
-  const float magnitude = fabsf(score_scale);
-  const int scale_exponent = static_cast<int>(__float_as_uint(magnitude) >> 23) - 127;
+  const int scale_exponent = static_cast<int>(__float_as_uint(score_scale) >> 23) - 127;
   const int cut = max(0, row_exponent + scale_exponent - 105);
   // Not zero, so that a hidden token's -inf stays -inf; scores times 2^-126 are as good as zero.
-  return {fmaxf(times_power_of_two(magnitude, row_exponent - cut), 0x1p-126f), times_power_of_two(1.0f, cut)};
+  const float scale = times_power_of_two(score_scale, row_exponent - cut);
+  return {fmaxf(scale, 0x1p-126f), times_power_of_two(1.0f, cut)};
 }
 
 // Sixteen bfloat16 of a row; eight lanes hold a row, 128 threads all 16.
@@ -197,8 +198,8 @@ __device__ __forceinline__ int row_exponent(const QueryPart& part) {
 // The row, moved to [2^14, 2^15) by an exact power of two, as binary16 A fragments. Lane t of a quad
 // multiplies dims 32*t to 32*t + 31, eight of them (word i) in steps 2*i and 2*i + 1, in the order in which
 // the keys are decoded: in pairs of dims i and i + 4 by arithmetic, of neighbours by table.
-__device__ __forceinline__ void stage_query(const QueryPart& part, int exponent, bool negate, int head,
-                                            int index, SharedAddress queries) {
+__device__ __forceinline__ void stage_query(const QueryPart& part, int exponent, int head, int index,
+                                            SharedAddress queries) {
   const int lower = (14 - exponent) >> 1;
   const float factor = __int_as_float((127 + lower) << 23),
               factor2 = __int_as_float((127 + 14 - exponent - lower) << 23);
@@ -207,7 +208,7 @@ __device__ __forceinline__ void stage_query(const QueryPart& part, int exponent,
     float x[8];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const u32 word = part.words[4 * half + i] ^ (negate ? 0x80008000u : 0u);
+      const u32 word = part.words[4 * half + i];
       x[2 * i] = __uint_as_float(word << 16) * factor * factor2;
       x[2 * i + 1] = __uint_as_float(word & 0xFFFF0000u) * factor * factor2;
     }
