@@ -106,7 +106,7 @@ def portable_launch(configuration: portable.Configuration, arch: str):
             return module.launch(
                 portable.ENTRY, configuration.ctas(call.problem.items, 2), configuration.block,
                 list(arguments.values()),
-                cluster=(configuration.splits,) if configuration.cluster_merge else None,
+                cluster=(configuration.cluster,) if configuration.cluster > 1 else None,
                 shared_bytes=configuration.shared_bytes, checks=checks, memory=memory,
             )
         finally:

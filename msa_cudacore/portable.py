@@ -60,6 +60,8 @@ class Configuration:
     """Where CTAs have slots for all items but a few, the leftovers: into how many pieces these are cut."""
     piece_slots: int = 0
     """Page slots of an item slot that begin with a piece of a leftover."""
+    pairs: bool = False
+    """Two CTAs, a cluster, share a leftover, which merges in distributed shared memory."""
 
     @property
     def item_warps(self) -> int:
@@ -85,11 +87,18 @@ class Configuration:
         else:
             slot += max_topk * 32 + self.item_warps * 128 + maxima
         inbox = _HEADS * (128 * 4 + 8) if self.cluster_merge else 0
+        if self.pairs:  # a quarter of a piece's sums, its statistics and those of the partner's
+            inbox = self.warps_per_page * (2048 + 128 + 64)
         return (
             (_TABLE_BYTES if self.table else 0)
             + self.item_slots * (self.page_slots * _PAGE_RING_BYTES + slot)
             + inbox
         )
+
+    @property
+    def cluster(self) -> int:
+        """CTAs of a cluster."""
+        return 2 if self.pairs else self.splits if self.cluster_merge else 1
 
     @property
     def constants(self) -> str:
@@ -101,7 +110,7 @@ class Configuration:
         }
         flags = {
             "kManyItems": self.many_items, "kClusterMerge": self.cluster_merge, "kTable": self.table,
-            "kCooperative": self.cooperative,
+            "kCooperative": self.cooperative, "kPairs": self.pairs,
         }
         return "".join(f"constexpr int {name} = {value};\n" for name, value in numbers.items()) + "".join(
             f"constexpr bool {name} = {str(value).lower()};\n" for name, value in flags.items()
@@ -125,7 +134,7 @@ class Configuration:
         """Items whose partials meet in the workspace: all where splits are no cluster, else the leftovers."""
         if self.splits > 1 and not self.cluster_merge:
             return items
-        return self.leftovers(items, multiprocessors)
+        return 0 if self.pairs else self.leftovers(items, multiprocessors)
 
     def workspace_bytes(self, problem: Problem, multiprocessors: int) -> int:
         """Float32 partials [stored items, pieces or splits, group, 128] and their (maximum, sum) pairs."""
@@ -158,6 +167,9 @@ def choose_configuration(problem: Problem, device: DeviceFacts, splits: int | No
     return replace(
         choice, ids_per_lane=ids_per_lane,
         cluster_merge=choice.cluster_merge and choice.splits > 1 and device.clusters,
+        # Clusters of two take all multiprocessors, and memory has room for lists of 32 pages.
+        pairs=choice.piece_slots == 2 and ids_per_lane == 1 and device.clusters
+        and device.multiprocessors % 2 == 0,
     )
 
 
@@ -294,7 +306,7 @@ class PortableProgram:
         geometry = Geometry(
             grid=configuration.ctas(items, device.multiprocessors),
             block=configuration.block,
-            cluster=configuration.splits if configuration.cluster_merge else 1,
+            cluster=configuration.cluster,
             shared_bytes=configuration.shared_bytes,
             dependent=call.enable_pdl,
         )

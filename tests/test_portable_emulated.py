@@ -52,6 +52,7 @@ class Program:
         merge = "" if c.splits == 1 else "-cluster" if c.cluster_merge else "-workspace"
         kind = "-table" if c.table else "-cooperative" if c.cooperative else ""
         kind += f"-pieces{c.pieces}on{c.piece_slots}" if c.pieces else ""
+        kind += "-pairs" if c.pairs else ""
         kind += "-many" if c.many_items else ""
         return (
             f"{self.arch}-items{c.item_slots}-pages{c.page_slots}x{c.warps_per_page}-splits{c.splits}"
@@ -65,7 +66,8 @@ class Program:
             return self
         sharers = c.pieces // c.piece_slots
         slots = -(-items * sharers // (sharers + 1))
-        return replace(self, multiprocessors=-(-slots // c.item_slots))
+        multiprocessors = -(-slots // c.item_slots)
+        return replace(self, multiprocessors=-(-multiprocessors // c.cluster) * c.cluster)
 
 
 def device(capability: tuple[int, int], multiprocessors: int) -> DeviceFacts:
@@ -168,7 +170,7 @@ def launch(
         (ctas,),
         (configuration.block,),
         list(named.values()),
-        cluster=(configuration.splits,) if configuration.cluster_merge else None,
+        cluster=(configuration.cluster,) if configuration.cluster > 1 else None,
         shared_bytes=configuration.shared_bytes,
         schedule=schedule,
         seed=seed,
@@ -339,6 +341,7 @@ LEFTOVERS = [
     Program(Configuration(4, 1, False, 1, table=True, pieces=8, piece_slots=1), "sm_90a"),
     Program(Configuration(4, 1, False, 1, table=True, pieces=4, piece_slots=2), "sm_90a"),
     Program(Configuration(2, 1, False, 1, item_slots=2, table=True, pieces=4, piece_slots=1), "sm_90a"),
+    Program(Configuration(4, 1, False, 1, table=True, pieces=4, piece_slots=2, pairs=True), "sm_90a"),
 ]
 COUNTED = [
     Program(Configuration(1, 2, False, 1, cooperative=True), "sm_86"),
@@ -498,7 +501,7 @@ EIGHT_WARPS = Program(Configuration(1, 4, True, 1, warps_per_page=8, cooperative
 SIDE_BY_SIDE = Program(Configuration(2, 1, False, 1, cooperative=True), "sm_90a")
 WORKSPACE = Program(Configuration(1, 2, False, 1), "sm_86")
 
-ONE_PIECE, TWO_PIECES, TWO_ITEMS = LEFTOVERS
+ONE_PIECE, TWO_PIECES, TWO_ITEMS, PAIRS = LEFTOVERS
 
 ARRIVAL = "ptx::atom_inc_acq_rel_gpu_u32(counter, kStored - 1)"
 

@@ -9,14 +9,14 @@
 #include "barrier.cuh"
 #include "control.cuh"
 #include "opaque.cuh"
-#include "portable_leftovers.cuh"
+#include "portable_pairs.cuh"
 
 namespace {
 
 // Meets the other warps of the item.
 __device__ __forceinline__ void item_sync(u32 item_slot) {
-  if constexpr (kItemSlots > 1)
-    ptx::barrier_cta_sync(1 + kItemSlots * kPageSlots + item_slot, kItemThreads);
+  if constexpr (kItemSlots > 1 || kPairs)
+    ptx::barrier_cta_sync(1 + kItemSlots * kPageSlots + item_slot, kOwnSlots * kWarpsPerPage * 32);
   else
     __syncthreads();
 }
@@ -89,10 +89,12 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
   const int warp = place.warp, thread = warp * 32 + lane;
   const u32 page_slot = place.page_slot, part = warp - page_slot * kWarpsPerPage;
   const u32 split = kSplit ? blockIdx.x % kSplits : 0;
-  const bool live = (kItemSlots == 1 && !kLeftovers) || index < item_count(args);
-  u32 item_index = live ? index : 0;
   const u32 leftover = index / kSharers;
   const bool has_leftover = kLeftovers && first_leftover() + leftover < item_count(args);
+  const bool only_piece = kPairs && page_slot == kOwnSlots;
+  const bool live = (kItemSlots == 1 && !kLeftovers) ||
+                    (index < item_count(args) && (!only_piece || has_leftover));
+  u32 item_index = live ? index : 0;
   // Warps that begin with a piece of a leftover know their own item by what others list.
   const bool on_piece = has_leftover && page_slot >= kOtherSlots;
   if (on_piece) item_index = first_leftover() + leftover;
@@ -102,7 +104,7 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
   int pages, first = split * kPageSlots + page_slot;
   Selection selection;
   auto arrive_at_cluster = [&] {
-    if constexpr (kClusterMerge) {
+    if constexpr (kClusterMerge || kPairs) {
       __syncwarp();
       ptx::barrier_cluster_arrive_relaxed();
     }
@@ -113,6 +115,7 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
   } else {
     if constexpr (!kIdsFirst) find_request(args, item);
     if constexpr (kClusterMerge) open_inbox(slot.fixed, thread == 0);
+    if constexpr (kPairs) open_pair(slot.fixed, warp == kWarpsPerPage && lane == 0);  // it has least to do
     const SelectedIds ids = load_ids(args, item, lane);
     if constexpr (kIdsFirst) find_request(args, item);
     const int seqused = load_seqused(args, item);
@@ -140,8 +143,11 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
     // A slot without an item asks for nothing: its warps leave before a copy would have arrived.
     pages = live ? selection.count : 0;
     const int turns = turns_of_piece(args, has_leftover);
-    const int piece = index % kSharers * kPieceSlots + page_slot - kOtherSlots;
-    if (on_piece) first = piece;
+    const int piece = piece_of_slot(index, page_slot);
+    if (on_piece)
+      first = piece;
+    else if (kPairs && page_slot >= kOtherSlots)
+      first = turns * kOtherSlots + page_slot;
 #pragma unroll
     for (int s = 0; s < kFirstPages; ++s) {
       const int rank = first + s * kPageStride;
@@ -162,7 +168,7 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
     arrive_at_cluster();
     if constexpr (kLeftovers) {
       if (part == 0 && (on_piece || page_slot == 0))
-        list_turns(args, item, selection, slot, on_piece, piece, page_slot, turns, lane);
+        list_turns(args, item, selection, slot, has_leftover, on_piece, piece, page_slot, turns, lane);
     } else {
       if (warp == 0) list_item(args, item, selection, slot, lane);
     }
@@ -252,7 +258,7 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
       u32 lane_now = lane16 >> 4;
       ptx::opaque(lane_now);  // or what follows from it would be computed before the loop, and take registers
       const int warp_now = threadIdx.x / 32 % kItemWarps;
-      const int piece_now = index % kSharers * kPieceSlots + warp_now / kWarpsPerPage - kOtherSlots;
+      const int piece_now = piece_of_slot(index, warp_now / kWarpsPerPage);
       const SharedAddress left = place.page_ring + stage;
       store_piece_half<0>(args, state, slot, left, place.item_slot, warp_now, lane_now, leftover, piece_now);
       store_piece_half<1>(args, state, slot, left, place.item_slot, warp_now, lane_now, leftover, piece_now);
@@ -337,12 +343,16 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
         stage ^= kStageBytes;
       }
       if (rank != end_of_piece) break;
-      store_piece(stage);
+      if constexpr (!kPairs) store_piece(stage);
       request_after(rank - 1, stage);
       stage ^= kStageBytes;
       u32 lane_now = lane16 >> 4;
       ptx::opaque(lane_now);
-      merge_pieces_if_last(args, slot.fixed, leftover, threadIdx.x / 32 % kWarpsPerPage, lane_now);
+      const int warp_now = threadIdx.x / 32;
+      if constexpr (kPairs)
+        keep_piece(state, slot, warp_now, warp_now % kWarpsPerPage, lane_now);
+      else
+        merge_pieces_if_last(args, slot.fixed, leftover, warp_now % kWarpsPerPage, lane_now);
       begin_item();
       at.queries -= kQueryBytes;
       at.scales -= kScaleBytes;
@@ -385,8 +395,14 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
       page_sync(page_slot);  // nobody reads this warp's ring any more
       publish_slice(state, slot, place.ring, page_slot, part, lane_now);
     } else if constexpr (kDividedSums) {
-      const OwnSums own = publish_others(state, slot, place.ring, warp, part, lane_now);
+      const OwnSums own = publish_others(state, slot, place.ring, warp, part, lane_now, only_piece ? 1 : 0);
       page_sync(place.item_slot * kPageSlots + page_slot);
+      if constexpr (kPairs) {
+        if (only_piece) {
+          finish_leftover(args, own, slot, place.page_ring, part, lane_now);
+          return ~0u;
+        }
+      }
       merge_divided(own, slot, place.page_ring, page_slot, part, lane_now);
     } else {
       publish_warp(state, slot, place.ring, warp, lane_now);
@@ -401,6 +417,7 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
       to = result_place_now(args, item_row, mine.head, mine.dim);
     }
     item_sync(place.item_slot);
+    if (kPairs && thread_now >= kMergeThreads) return ~0u;
     const auto merged = merge_item(slot, place.item_ring, thread_now);
     if constexpr (kClusterMerge) ptx::barrier_cluster_wait();  // every inbox is open
     hand_over(args, to, merged, slot.fixed, split);

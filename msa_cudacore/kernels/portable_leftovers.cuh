@@ -2,6 +2,7 @@
 // kPieces-th page, and the last page slots of kSharers item slots begin with one each. They store its
 // partial, merge the leftover if they are the last to do so, and go on with their own item, of which they
 // take fewer pages; the other page slots are busy meanwhile. So every multiprocessor has about as many pages.
+// Pairs deal them otherwise, see turns_of_piece, and keep their partials, see portable_pairs.cuh.
 #pragma once
 #include "portable_merge.cuh"
 
@@ -19,13 +20,25 @@ __device__ __forceinline__ constexpr u32 list_of(u32 page_slot) { return page_sl
 
 // Turns of dealing that the piece slots sit out: the size of a full piece, whatever the leftover's length, so
 // that the order of a row's sums does not depend on other requests; and one for storing its partial.
+//
+// Of pairs, the last page slots have nothing but a leftover, and so more of it. With an eighth for those that
+// go on, each page slot has as many pages: six of three times 16. Own pages are dealt alike without leftover.
 __device__ __forceinline__ int turns_of_piece(const Arguments& args, bool has_leftover) {
-  return has_leftover ? (min(args.topk, args.max_pages) + kStored - 1) / kStored + 1 : 0;
+  const int pages = min(args.topk, args.max_pages);
+  if constexpr (kPairs) return (pages + 2 * kStored - 1) / (2 * kStored);
+  return has_leftover ? (pages + kStored - 1) / kStored + 1 : 0;
 }
 
-constexpr int kMostTurns = kLeftovers ? (kMaxTopk + kStored - 1) / kStored + 1 : 0;
+// Which piece a page slot has; of pairs, the first two pieces are those of the last page slots.
+__device__ __forceinline__ int piece_of_slot(u32 index, u32 page_slot) {
+  if constexpr (kPairs) return index % kSharers + (page_slot < kOwnSlots ? kSharers : 0);
+  return index % kSharers * kPieceSlots + page_slot - kOtherSlots;
+}
+
+constexpr int kMostTurns =
+    !kLeftovers ? 0 : kPairs ? (kMaxTopk + 2 * kStored - 1) / (2 * kStored) : (kMaxTopk + kStored - 1) / kStored + 1;
 constexpr int kMostLater = kMaxTopk - kMostTurns * kOtherSlots;  // pages of the turns with all page slots
-static_assert(kMostTurns + (kMostLater > 0 ? kMostLater + kPageSlots - 1 : 0) / kPageSlots <=
+static_assert(kMostTurns + (kMostLater > 0 ? kMostLater + kOwnSlots - 1 : 0) / kOwnSlots <=
                   kListed / kPageSlots,
               "room for every list");
 
@@ -34,35 +47,47 @@ static_assert(kMostTurns + (kMostLater > 0 ? kMostLater + kPageSlots - 1 : 0) / 
 // end. A piece without pages is a page without tokens: it is stored and counted as others are, so that the
 // number of arrivals does not depend on the selection.
 __device__ __forceinline__ void list_turns(const Arguments& args, const Item& item, Selection s,
-                                           const SlotAddresses& slot, bool on_piece, int piece, u32 page_slot,
-                                           int turns, int lane) {
+                                           const SlotAddresses& slot, bool has_leftover, bool on_piece,
+                                           int piece, u32 page_slot, int turns, int lane) {
   int first = list_of(page_slot);
-  const int early = turns * kOtherSlots;  // pages of the turns without piece slots
+  const int early = turns * kOtherSlots;   // pages of the turns without piece slots
+  const int in_turn = turns * kStored;     // of pairs: pages of a leftover that all pieces share
+  const bool only_piece = kPairs && page_slot == kOwnSlots;
   if (on_piece) {
-    const int pages = (s.count + kStored - 1 - piece) / kStored, end = first + turns;
-    first = end - max(pages, 1);
+    const int pages = ((kPairs ? min(s.count, in_turn) : s.count) + kStored - 1 - piece) / kStored;
+    int end = first + turns;
+    if (only_piece)
+      end = first + pages + (max(s.count - in_turn, 0) + static_cast<int>(kSharers) - 1 - piece) / kSharers;
+    else
+      first = end - max(pages, 1);
 #pragma unroll
-    for (int w = 0; w < kIdsPerLane; ++w)
-      if (s.rank[w] % kStored != piece) s.rank[w] = -1;
+    for (int w = 0; w < kIdsPerLane; ++w) {
+      const int pieces = kPairs && s.rank[w] >= in_turn ? kSharers : kStored;
+      if (s.rank[w] % pieces != piece) s.rank[w] = -1;
+    }
     if (lane == 0) {
       ptx::st_shared_u32(slot.fixed + kSlotFirsts + page_slot * 4, first);
-      ptx::st_shared_u32(slot.fixed + kSlotEnds + page_slot * 8 + 4, end);
-      if (pages == 0) ptx::st_shared_u32(slot.fixed + kSlotVisible + first * 4, 0);
+      ptx::st_shared_u32(slot.fixed + kSlotEnds + page_slot * 8 + 4, only_piece ? kNoPiece : end);
+      if (only_piece) ptx::st_shared_u32(slot.fixed + kSlotEnds + page_slot * 8, end);
+      if (!only_piece && pages == 0) ptx::st_shared_u32(slot.fixed + kSlotVisible + first * 4, 0);
     }
-  } else if (lane < kPageSlots) {
+  } else if (lane < kOwnSlots) {
     const int before =
         lane < kOtherSlots ? (min(s.count, early) + kOtherSlots - 1 - lane) / kOtherSlots : turns;
-    const int after = (max(s.count - early, 0) + kPageSlots - 1 - lane) / kPageSlots;
+    const int after = (max(s.count - early, 0) + kOwnSlots - 1 - lane) / kOwnSlots;
     ptx::st_shared_u32(slot.fixed + kSlotEnds + lane * 8, list_of(lane) + before + after);
-    if (turns == 0 || lane < kOtherSlots) {
+    if (!has_leftover || lane < kOtherSlots) {
       ptx::st_shared_u32(slot.fixed + kSlotEnds + lane * 8 + 4, kNoPiece);
-      ptx::st_shared_u32(slot.fixed + kSlotFirsts + lane * 4, list_of(lane));
+      ptx::st_shared_u32(slot.fixed + kSlotFirsts + lane * 4,
+                         list_of(lane) + (lane < kOtherSlots ? 0 : turns));
     }
   }
   list_pages(args, item, s, slot, [&](int rank) {
+    if (kPairs && on_piece && rank >= in_turn)
+      return first + turns + (rank - in_turn) / static_cast<int>(kSharers);
     if (on_piece) return first + rank / kStored;
     if (rank < early) return static_cast<int>(list_of(rank % kOtherSlots)) + rank / kOtherSlots;
-    return static_cast<int>(list_of((rank - early) % kPageSlots)) + turns + (rank - early) / kPageSlots;
+    return static_cast<int>(list_of((rank - early) % kOwnSlots)) + turns + (rank - early) / kOwnSlots;
   });
 }
 

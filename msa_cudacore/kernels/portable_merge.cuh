@@ -8,8 +8,9 @@
 #include "portable_cooperative.cuh"
 
 constexpr float kLn2 = 0.693147180559945309f;
+constexpr int kMergeThreads = kPairs ? kItemThreads / 2 : kItemThreads;  // a power of two
 constexpr int kPartDims =
-    kHeads * kHeadDim / kItemThreads;  // dims of one head that a thread merges: 16, 8 or 4
+    kHeads * kHeadDim / kMergeThreads;  // dims of one head that a thread merges: 16, 8 or 4
 
 // ---- Results
 
@@ -227,8 +228,8 @@ __device__ __forceinline__ void merge_page(const SlotAddresses& slot, SharedAddr
 // With four page slots an item the warps of a page divide their accumulators: warp w merges out[4 * w] to
 // out[4 * w + 3]. Its own stay in registers, the others it publishes as they are, [16][32 lanes][16 bytes].
 // The end of an item waits for shared memory, which moves a quarter less this way. With fewer page slots, and
-// beside two pieces, it gained nothing.
-constexpr bool kDividedSums = !kCooperative && kPageSlots == 4 && kPieceSlots < 2;
+// beside two pieces that are stored, it gained nothing.
+constexpr bool kDividedSums = !kCooperative && kPageSlots == 4 && (kPieceSlots < 2 || kPairs);
 
 struct OwnSums {
   float4 out[4];
@@ -246,23 +247,40 @@ __device__ __forceinline__ void publish_all_but(const WarpState& state, SharedAd
   }
 }
 
+// Row g (even lanes) or g + 8 of a warp: a far row's reference lies where its origin belongs in the end. Asked
+// for before the sums are stored, so that it is there behind them.
+struct OwnRow {
+  int row, head;
+  float reference, scale;
+
+  __device__ __forceinline__ OwnRow(const SlotAddresses& slot, int warp, int lane, u32 of_item)
+      : row(lane & 1),
+        head((lane >> 2) + 8 * row),
+        reference(ptx::ld_shared_f32(slot.warp_stats(warp) + head * 8)),
+        scale(ptx::ld_shared_f32(slot.fixed + kSlotScales + of_item * kScaleBytes + head * 8)) {}
+  __device__ __forceinline__ float origin(const WarpState& state) const {
+    const float near = row ? state.origin[1] : state.origin[0];
+    return reference == kNoReference ? near : fmaf(reference, scale, kHeadroom);
+  }
+  __device__ __forceinline__ float sum(const WarpState& state) const {
+    return row ? state.sum[2] : state.sum[0];
+  }
+};
+
 __device__ __forceinline__ OwnSums publish_others(const WarpState& state, const SlotAddresses& slot,
-                                                  SharedAddress ring, int warp, u32 part, int lane) {
-  // Origin and sum of row g (even lanes) or g + 8. A far row's reference lies where its origin belongs now.
-  const int row = lane & 1, head = (lane >> 2) + 8 * row;
-  const SharedAddress stats = slot.warp_stats(warp) + head * 8;
-  const float reference = ptx::ld_shared_f32(stats);
-  const float scale = ptx::ld_shared_f32(slot.fixed + kSlotScales + head * 8);
+                                                  SharedAddress ring, int warp, u32 part, int lane,
+                                                  u32 of_item = 0) {
+  const OwnRow mine(slot, warp, lane, of_item);
   OwnSums own;
   const SharedAddress at = ring + lane * 16;
   if (part == 0) publish_all_but<0>(state, at, own);
   if (part == 1) publish_all_but<1>(state, at, own);
   if (part == 2) publish_all_but<2>(state, at, own);
   if (part == 3) publish_all_but<3>(state, at, own);
-  const float near = row ? state.origin[1] : state.origin[0];
-  const float origin = reference == kNoReference ? near : fmaf(reference, scale, kHeadroom);
+  const float origin = mine.origin(state);
   __syncwarp();  // all lanes have their references
-  if ((lane & 2) == 0) ptx::st_shared_v2_f32(stats, origin, row ? state.sum[2] : state.sum[0]);
+  if ((lane & 2) == 0)
+    ptx::st_shared_v2_f32(slot.warp_stats(warp) + mine.head * 8, origin, mine.sum(state));
   return own;
 }
 
@@ -275,6 +293,14 @@ __device__ __forceinline__ SharedAddress place_in_page(SharedAddress page_ring, 
 }
 constexpr u32 kPageStats = kHeads * kHeadDim * 4;
 static_assert(!kDividedSums || kWarpRingBytes >= kPageStats + kHeads * 8);
+
+// Row g or g + 8 out of a lane's four accumulators of a share: dims 32 * t + 4 * part and 16 more.
+__device__ __forceinline__ void add_row(float4 (&merged)[2], float factor, const float4 (&x)[4], u32 row) {
+  add_scaled(merged[0], factor, row == 0 ? make_float4(x[0].x, x[1].x, x[2].x, x[3].x)
+                                         : make_float4(x[0].z, x[1].z, x[2].z, x[3].z));
+  add_scaled(merged[1], factor, row == 0 ? make_float4(x[0].y, x[1].y, x[2].y, x[3].y)
+                                         : make_float4(x[0].w, x[1].w, x[2].w, x[3].w));
+}
 
 __device__ __forceinline__ void merge_divided(const OwnSums& own, const SlotAddresses& slot,
                                               SharedAddress page_ring, u32 page_slot, u32 part, int lane) {
@@ -298,18 +324,14 @@ __device__ __forceinline__ void merge_divided(const OwnSums& own, const SlotAddr
 #pragma unroll
   for (u32 row = 0; row < 2; ++row) {
     float origin = kNoOrigin, sum = 0.0f;
-    float4 merged[2] = {};  // dims 32 * t + 4 * part and 16 more
+    float4 merged[2] = {};
 #pragma unroll
     for (const float2& of_warp : stats[row]) origin = fmaxf(origin, of_warp.x);
 #pragma unroll
     for (u32 k = 0; k < kWarpsPerPage; ++k) {
       const float factor = ptx::ex2_approx_ftz_f32(stats[row][k].x - origin);
-      const float4 (&x)[4] = sums[k];
       sum = fmaf(factor, stats[row][k].y, sum);
-      add_scaled(merged[0], factor, row == 0 ? make_float4(x[0].x, x[1].x, x[2].x, x[3].x)
-                                             : make_float4(x[0].z, x[1].z, x[2].z, x[3].z));
-      add_scaled(merged[1], factor, row == 0 ? make_float4(x[0].y, x[1].y, x[2].y, x[3].y)
-                                             : make_float4(x[0].w, x[1].w, x[2].w, x[3].w));
+      add_row(merged, factor, sums[k], row);
     }
 #pragma unroll
     for (u32 half = 0; half < 2; ++half)
@@ -369,8 +391,8 @@ __device__ __forceinline__ float sum_of_warps(SharedAddress sums) {
 // What has been published, warps of the only page slot or page slots, becomes one.
 __device__ __forceinline__ ThreadPart<kPartDims> merge_item(const SlotAddresses& slot,
                                                             SharedAddress item_ring, int thread) {
-  constexpr int kPartials = !kCooperative && kPageSlots == 1 ? kWarpsPerPage : kPageSlots;
-  constexpr int kWarpsEach = kItemWarps / kPartials;
+  constexpr int kPartials = !kCooperative && kPageSlots == 1 ? kWarpsPerPage : kOwnSlots;
+  constexpr int kWarpsEach = kPageSlots == 1 ? kItemWarps / kPartials : kWarpsPerPage;
   const auto ring_of = [&](int partial) { return item_ring + partial * kWarpsEach * kWarpRingBytes; };
   return merge_partials<kPartials, kPartDims>(
       thread,

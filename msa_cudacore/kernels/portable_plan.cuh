@@ -14,6 +14,8 @@
 //   int  kPieces        0, or the CTAs have item slots for all items but a few, the leftovers, which are cut
 //                       into this many pieces
 //   int  kPieceSlots    page slots of an item slot that begin with a piece: 0, 1 or 2
+//   bool kPairs         two CTAs, a cluster, share a leftover and merge it through distributed shared memory;
+//                       else whoever stores a leftover's last piece into a workspace merges it
 //   bool kCooperative   the warps of a page share their probabilities, and each takes a slice of the value
 //                       dims
 #pragma once
@@ -31,6 +33,7 @@ constexpr int kItemThreads = 32 * kItemWarps;
 constexpr int kWarps = kItemWarps * kItemSlots;
 constexpr int kThreads = 32 * kWarps;
 constexpr bool kLeftovers = kPieces > 0;
+constexpr int kOwnSlots = kPageSlots - (kPairs ? 1 : 0);  // page slots that work on a CTA's own item
 // Pages of an item that are in work at the same time: the step between two pages of a slot, unless each page
 // slot has a list of its own.
 constexpr int kPageStride = kLeftovers ? 1 : kPageSlots * kSplits;
@@ -62,6 +65,8 @@ static_assert(!kCooperative || kItemSlots == 1, "cooperation is for CTAs with fe
 static_assert(!kLeftovers || (kTable && !kCooperative && !kSplit && kPieceSlots >= 1 &&
                               kPieceSlots < kPageSlots && kPieces % kPieceSlots == 0),
               "slots without a piece take more of the item's pages");
+static_assert(!kPairs || (kPieces == 4 && kPieceSlots == 2 && kPageSlots == 4 && kIdsPerLane == 1),
+              "one page slot of each CTA has nothing but its piece, and one goes on");
 static_assert(kIdsPerLane == 1 || kIdsPerLane == 2, "top-k up to 64");
 
 constexpr int kTilesAtOnce = kRoomy || kTable || kCooperative ? kTokenTiles : 2;
@@ -140,6 +145,7 @@ constexpr u32 kSlotVisible = kSlotQueries + kItems * kQueryBytes;  // [kListed] 
 constexpr u32 kSlotScales = kSlotVisible + kListed * 4;            // [kItems][kHeads] RowScale
 constexpr u32 kSlotArrival = kSlotScales + kItems * kScaleBytes;   // mbarrier of the cluster merge
 constexpr u32 kSlotStatsArrival = kSlotArrival + 8;                // that of origins and sums that go ahead
+constexpr u32 kSlotPieceArrival = kSlotArrival + 8;                // pairs: of a piece's sums in this CTA
 constexpr u32 kSlotItem = kSlotArrival + 16;                       // ItemRow, for the epilogue
 constexpr u32 kSlotPages = kSlotItem + 8;                          // cooperating warps: the item's pages
 constexpr u32 kSlotLeftover = kSlotItem + 8;                       // ItemRow of the leftover
@@ -157,6 +163,14 @@ constexpr u32 kSlotMaxima = kTable ? kSlotSources : kSlotWarpStats + kItemWarps 
 constexpr u32 kSlotSums = kSlotMaxima + kPageSlots * kMaximaBytes;
 constexpr u32 kSlotEnd = kSlotSums + (kDirectSlices ? kMaximaBytes : 0);
 constexpr u32 kSlotBytes = kTable ? (kSlotEnd + 255) / 256 * 256 : kSlotEnd;
+// Pairs, beside the slot: the last quarter of each warp's sums of a piece, [kWarpsPerPage][2048], their
+// (origin, sum), [kWarpsPerPage][kHeads], and what the partner tells of a warp's rows, [kWarpsPerPage][8].
+constexpr u32 kSlotPieceSums = kSlotBytes;
+constexpr u32 kSlotPieceStats = kSlotPieceSums + kWarpsPerPage * 2048;
+constexpr u32 kSlotPartnerStats = kSlotPieceStats + kWarpsPerPage * 128;
+// And in gaps, behind 16 of sources and 16 of warps: the partner's sums, and three quarters of a piece's.
+constexpr u32 kPartnerGap = 32, kPieceGap = 64;
+static_assert(!kPairs || (kListed / 4 <= 16 && kItemWarps <= 16 && kPieceGap + 4 * 48 <= 256), "gaps");
 static_assert(!kTable || (kSlotBytes >= kListed / 4 * 256 && kSlotBytes >= kItemWarps * 256 &&
                           2 * kItemSlots * kSlotBytes <= kTableBytes),
               "gaps: four sources each, then one a warp, as far apart as the slots");
@@ -183,6 +197,7 @@ struct SlotAddresses {
     return fixed + kSlotMaxima + page_slot * kMaximaBytes + head * (kWarpsPerPage * 4);
   }
   __device__ __forceinline__ SharedAddress warp_stats(u32 warp) const {
+    if constexpr (kPairs) return gap(16 + warp);
     return kTable ? gap(warp) + kItemSlots * kSlotBytes : fixed + kSlotWarpStats + warp * 128;
   }
 };

@@ -1,0 +1,138 @@
+// Pairs: two CTAs, a cluster, have an item each and share a leftover. The third page slot of each begins with
+// a piece and keeps the sums of its warps in shared memory, as they are: nothing merges, nobody waits. The
+// last page slot has nothing but its piece. At its end it merges both pieces of its CTA, exchanges half of the
+// heads with the partner's, and finishes the other half. So a leftover costs a CTA a store of 32 KB.
+#pragma once
+#include "portable_leftovers.cuh"
+
+constexpr u32 kPairHeads = kHeads / 2;  // that a CTA finishes: rows g (rank 0) or g + 8 of all lanes
+
+// As in the other programs of a cluster: what this CTA will receive, announced before its partner knows that
+// it is there.
+__device__ __forceinline__ void open_pair(SharedAddress slot, bool opens) {
+  if (opens) {
+    ptx::mbarrier_init(slot + kSlotArrival, 1);
+    ptx::mbarrier_init(slot + kSlotPieceArrival, kWarpsPerPage);
+    ptx::fence_mbarrier_init_release_cluster();
+  }
+  __syncwarp();
+  if (opens)
+    ptx::mbarrier_arrive_expect_tx(slot + kSlotArrival, kPairHeads * (kHeadDim * 4 + kWarpsPerPage * 8));
+}
+
+// 512 bytes of a warp in four gaps, 16 a lane.
+__device__ __forceinline__ SharedAddress lane_in_gaps(const SlotAddresses& slot, u32 gap, int lane) {
+  return slot.gap(gap) + (lane >> 3) * 256 + (lane & 7) * 16;
+}
+
+// A warp keeps its sums of a piece: out[0] to out[11] in gaps, the others beside the slot.
+__device__ __forceinline__ void keep_piece(const WarpState& state, const SlotAddresses& slot, int warp,
+                                           int part, int lane) {
+  const OwnRow mine(slot, warp, lane, 1);
+  const SharedAddress in_gaps = lane_in_gaps(slot, kPieceGap + 48 * part, lane),
+                      beside = slot.fixed + kSlotPieceSums + part * 2048 + lane * 16;
+#pragma unroll
+  for (int o = 0; o < 16; ++o) {
+    const float (&x)[4] = state.out[o];
+    ptx::st_shared_v4_f32(o < 12 ? in_gaps + o * 1024 : beside + (o - 12) * 512, x[0], x[1], x[2], x[3]);
+  }
+  const float origin = mine.origin(state);
+  if ((lane & 2) == 0)
+    ptx::st_shared_v2_f32(slot.fixed + kSlotPieceStats + part * 128 + mine.head * 8, origin, mine.sum(state));
+  __syncwarp();  // all lanes have stored, and read their references
+  if (lane == 0) ptx::mbarrier_arrive(slot.fixed + kSlotPieceArrival);
+}
+
+// The last page slot's warps, which have divided their sums, and the kept ones, become this CTA's partial of
+// the leftover. Each warp goes its own way: it sends the partner the rows that are not this CTA's, and equal
+// lanes finish the others.
+__device__ __forceinline__ void finish_leftover(const Arguments& args, const OwnSums& own,
+                                                const SlotAddresses& slot, SharedAddress page_ring, u32 part,
+                                                int lane) {
+  constexpr u32 kFirst = kOwnSlots * kWarpsPerPage;
+  const u32 g = lane >> 2, t = lane & 3, rank = blockIdx.x & 1;
+  const uint2 row = ptx::ld_shared_v2_u32(slot.fixed + kSlotLeftover);
+  MergedPart<8, 16> mine;
+  mine.head = g + kPairHeads * rank;
+  mine.dim = 32 * t + 4 * part;
+  const ResultPlace to = result_place_now(args, {static_cast<int>(row.x), static_cast<int>(row.y)},
+                                          mine.head, mine.dim);
+  ptx::mbarrier_wait_parity(slot.fixed + kSlotPieceArrival, 0);
+  float factor[2][2][kWarpsPerPage];  // [row][own, kept]
+  float origin[2], sum[2];
+#pragma unroll
+  for (u32 r = 0; r < 2; ++r) {
+    float2 stats[2][kWarpsPerPage];
+    const u32 at = (g + kPairHeads * r) * 8;
+#pragma unroll
+    for (u32 k = 0; k < kWarpsPerPage; ++k) {
+      stats[0][k] = ptx::ld_shared_v2_f32(slot.warp_stats(kFirst + (part ^ k)) + at);
+      stats[1][k] = ptx::ld_shared_v2_f32(slot.fixed + kSlotPieceStats + k * 128 + at);
+    }
+    origin[r] = kNoOrigin, sum[r] = 0.0f;
+#pragma unroll
+    for (u32 k = 0; k < 2 * kWarpsPerPage; ++k) origin[r] = fmaxf(origin[r], stats[k & 1][k / 2].x);
+#pragma unroll
+    for (u32 k = 0; k < 2 * kWarpsPerPage; ++k) {
+      factor[r][k & 1][k / 2] = ptx::ex2_approx_ftz_f32(stats[k & 1][k / 2].x - origin[r]);
+      sum[r] = fmaf(factor[r][k & 1][k / 2], stats[k & 1][k / 2].y, sum[r]);
+    }
+  }
+  float4 merged[2][2] = {};
+  const auto add = [&](int kept, u32 k, const float4 (&x)[4]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) add_row(merged[r], factor[r][kept][k], x, r);
+  };
+  // A quarter of the kept sums lies otherwise.
+  const bool beside = part == 3;
+  const SharedAddress from = page_ring + part * 2048 + lane * 16,
+                      kept = beside ? slot.fixed + kSlotPieceSums + lane * 16
+                                    : lane_in_gaps(slot, kPieceGap + 16 * part, lane);
+  const u32 next_warp = beside ? 2048 : 48 * 256, next = beside ? 512 : 1024;
+#pragma unroll
+  for (u32 k = 0; k < kWarpsPerPage; ++k) {
+    float4 x[4];
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) x[i] = ptx::ld_shared_v4_f32(kept + k * next_warp + i * next);
+    add(1, k, x);
+  }
+#pragma unroll
+  for (u32 k = 0; k < kWarpsPerPage; ++k) {
+    float4 x[4];
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i)
+      x[i] = k == 0 ? own.out[i] : ptx::ld_shared_v4_f32(from + (part ^ k) * kWarpRingBytes + i * 512);
+    add(0, k, x);
+  }
+
+  const u32 partner = rank ^ 1;
+  const SharedAddress inbox = lane_in_gaps(slot, kPartnerGap + 8 * part, lane),
+                      inbox_stats = slot.fixed + kSlotPartnerStats + part * 64 + g * 8;
+  ptx::barrier_cluster_wait();  // the partner's inbox is open
+  const SharedAddress arrival = ptx::mapa_shared_cluster(slot.fixed + kSlotArrival, partner),
+                      theirs = ptx::mapa_shared_cluster(inbox, partner);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float4 x = rank == 0 ? merged[1][half] : merged[0][half];
+    ptx::st_async_v4(theirs + half * 1024, x.x, x.y, x.z, x.w, arrival);
+    mine.out[half] = rank == 0 ? merged[0][half] : merged[1][half];
+  }
+  if (t == 0)
+    ptx::st_async_v2(ptx::mapa_shared_cluster(inbox_stats, partner), rank == 0 ? origin[1] : origin[0],
+                     rank == 0 ? sum[1] : sum[0], arrival);
+  const float2 own_stats = rank == 0 ? make_float2(origin[0], sum[0]) : make_float2(origin[1], sum[1]);
+  wait_for_inbox(slot.fixed + kSlotArrival);
+  const float2 other_stats = ptx::ld_shared_v2_f32(inbox_stats);
+  mine.origin = fmaxf(own_stats.x, other_stats.x);
+  const float own_factor = ptx::ex2_approx_ftz_f32(own_stats.x - mine.origin),
+              other_factor = ptx::ex2_approx_ftz_f32(other_stats.x - mine.origin);
+  mine.sum = fmaf(other_factor, other_stats.y, own_factor * own_stats.y);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    add_scaled(x, own_factor, mine.out[half]);
+    add_scaled(x, other_factor, ptx::ld_shared_v4_f32(inbox + half * 1024));
+    mine.out[half] = x;
+  }
+  if (mine.head < args.group) store_result(to, mine, slot.fixed + kSlotScales + kScaleBytes);
+}
