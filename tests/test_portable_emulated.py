@@ -46,6 +46,8 @@ class Program:
     configuration: Configuration
     arch: str
     multiprocessors: int = 2
+    fits: bool = True
+    """With leftovers, as many multiprocessors as items need, whatever is said here."""
 
     def __str__(self) -> str:
         c = self.configuration
@@ -62,7 +64,7 @@ class Program:
     def fitted(self, items: int) -> Program:
         """With as many item slots as it takes to begin with the pieces of all leftovers."""
         c = self.configuration
-        if not c.pieces:
+        if not c.pieces or not self.fits:
             return self
         sharers = c.pieces // c.piece_slots
         slots = -(-items * sharers // (sharers + 1))
@@ -368,12 +370,14 @@ def test_a_leftover_of_few_pages(program, pages, rng):
     check(leftover_case(rng, program, pages), program, "random", pages)
 
 
-@pytest.mark.parametrize("topk", [29, 30, 31, 62])
+@pytest.mark.parametrize("topk", [29, 30, 31, 32, 62])
 @pytest.mark.parametrize("program", LEFTOVERS, ids=str)
 def test_a_leftover_of_more_pages_than_the_table_is_wide(program, topk, rng):
     """Repeated ids: pieces are longer than the turns that other page slots deal without them. They begin
     before their page slot's list, only just behind the end of the one before it.
     """
+    if program.configuration.pairs and topk > 32:
+        pytest.skip("pairs have lists of 32 pages")
     c = replace(program.configuration, ids_per_lane=1 if topk <= 32 else 2)
     lengths = np.full(c.pieces // c.piece_slots + 1, c.pieces * 128)
     case = random_case(rng, seqlen_q=1, num_kv_heads=1, topk=topk, lengths=lengths, group=5, hostile=False)
@@ -391,6 +395,22 @@ def test_the_bits_of_a_row_do_not_depend_on_the_length_of_a_leftover(program, rn
     (out, lse), (short_out, short_lse) = launch(case, program), launch(shorter, program)
     assert out[:-1].tobytes() == short_out[:-1].tobytes() and lse[:-1].tobytes() == short_lse[:-1].tobytes()
     assert out[-1].tobytes() != short_out[-1].tobytes()
+
+
+@pytest.mark.parametrize("ctas", [4, 6])
+@pytest.mark.parametrize("schedule", ["random", "eager", "late"])
+def test_pairs_with_and_without_a_leftover(ctas, schedule, rng):
+    """The last clusters have none; their items have the same bits as those of a pair with one."""
+    lengths = [*rng.integers(0, 20 * 128, ctas), *rng.integers(0, 20 * 128, ctas // 2 - 1)]
+    case = random_case(rng, seqlen_q=1, num_kv_heads=1, topk=19, lengths=lengths, group=16)
+    program = replace(PAIRS, multiprocessors=ctas, fits=False)
+    check(case, program, schedule, ctas)
+    alone = replace(
+        case, q=case.q[:ctas], q2k_indices=case.q2k_indices[:, :ctas], page_table=case.page_table[:ctas],
+        seqused_k=case.seqused_k[:ctas], expected_out=None, expected_lse=None,
+    )
+    (out, lse), (alone_out, alone_lse) = launch(case, program), launch(alone, program)
+    assert out[:ctas].tobytes() == alone_out.tobytes() and lse[:ctas].tobytes() == alone_lse.tobytes()
 
 
 @pytest.mark.parametrize("program", COUNTED, ids=str)
@@ -581,7 +601,8 @@ FAULTS = {
     "pieces are released and acquired": (ONE_PIECE, "atom.acq_rel.gpu", "atom.relaxed.gpu"),
     "counters of pieces are zero again": (ONE_PIECE, ARRIVAL, ARRIVAL.replace("kStored - 1", "~0u")),
     "a piece without pages arrives": (TWO_ITEMS, "max(pages, 1)", "pages"),
-    "a piece without pages has no tokens": (TWO_PIECES, "if (pages == 0) ptx", "if (false) ptx"),
+    "a piece without pages has no tokens": (
+        TWO_PIECES, "if (!only_piece && pages == 0) ptx", "if (false) ptx"),
     "a piece without pages asks for no values": (
         ONE_PIECE, "(!kLeftovers || ptx::ld_shared_u32(slot.fixed + kSlotVisible + first * 4) != 0)", "true"),
     "a piece goes to its own place": (
@@ -594,7 +615,28 @@ FAULTS = {
     "only a warp's first page of an item sets origins": (TWO_PIECES, "begins = false;", ""),
     "an item has its own queries": (ONE_PIECE, "at.queries -= kQueryBytes;", ""),
     "an item has its own scales": (TWO_PIECES, "at.scales -= kScaleBytes;", ""),
-    "a piece ends where it does": (ONE_PIECE, "page_slot * 8 + 4, end);", "page_slot * 8 + 4, first);"),
+    "a piece ends where it does": (
+        ONE_PIECE, "only_piece ? kNoPiece : end);", "only_piece ? kNoPiece : first);"),
+    "pairs: a page slot that has nothing but a piece has its end": (
+        PAIRS, "if (only_piece) ptx::st_shared_u32(slot.fixed + kSlotEnds + page_slot * 8, end);", ""),
+    "pairs: a piece without pages has no tokens": (
+        PAIRS, "if (!only_piece && pages == 0) ptx", "if (false) ptx"),
+    "pairs: an item begins with sums of its own": (PAIRS, "begin_item();\n      at.queries", "at.queries"),
+    "pairs: a kept piece is complete": (
+        PAIRS, "ptx::mbarrier_wait_parity(slot.fixed + kSlotPieceArrival, 0);", ""),
+    "pairs: warps have published before they merge": (
+        PAIRS, "page_sync(place.item_slot * kPageSlots + page_slot);\n      if constexpr (kPairs)",
+        "if constexpr (kPairs)"),
+    "pairs: the partner's inbox is open": (
+        PAIRS, "ptx::barrier_cluster_wait();  // the partner's inbox is open", ""),
+    "pairs: the partner's sums have arrived": (
+        PAIRS, "wait_for_inbox(slot.fixed + kSlotArrival);\n  const float2 other", "const float2 other"),
+    "pairs: all that the partner sends is announced": (
+        PAIRS, "kPairHeads * (kHeadDim * 4 + kWarpsPerPage * 8)", "kPairHeads * kHeadDim * 4"),
+    "pairs: a CTA gets the heads that it finishes": (
+        PAIRS, "rank == 0 ? merged[1][half] : merged[0][half];\n    ptx",
+        "rank == 0 ? merged[0][half] : merged[1][half];\n    ptx"),
+    "pairs: page slots have merged before they do": (PAIRS, "item_sync(place.item_slot);", ""),
 }
 
 
