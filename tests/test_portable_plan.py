@@ -38,6 +38,7 @@ def test_large_batches_are_not_split_and_small_ones_are():
 def test_leftovers_smooth_the_steps_behind_one_and_two_items_for_each_multiprocessor():
     def chosen(items, **sizes):
         c = choose_configuration(problem(batch=items, hkv=1, **sizes), device())
+        assert c.pairs == (c.piece_slots == 2)
         return c.item_slots, c.pieces, c.piece_slots
 
     assert [chosen(items) for items in (132, 133, 148, 149, 165, 166, 198, 199)] == [
@@ -47,6 +48,20 @@ def test_leftovers_smooth_the_steps_behind_one_and_two_items_for_each_multiproce
         (2, 0, 0), (2, 8, 1), (2, 8, 1), (2, 4, 1), (2, 4, 1), (4, 0, 0),
     ]
     assert chosen(133, max_pages=7) == (1, 4, 1) and chosen(133, max_pages=3) == (2, 0, 0)
+
+
+def test_pairs_of_ctas_share_leftovers_where_clusters_of_two_take_all_multiprocessors():
+    def chosen(facts, **sizes):
+        return choose_configuration(problem(hkv=1, **sizes), facts)
+
+    pairs = chosen(device(), batch=192)
+    assert pairs.pairs and pairs.cluster == 2 and pairs.ctas(192, 132) == 132
+    # They meet neither in a workspace nor by counters.
+    assert pairs.workspace_bytes(problem(batch=192, hkv=1), 132) == pairs.counters(192, 132) == 0
+    assert not chosen(device(multiprocessors=131), batch=190).pairs
+    assert not chosen(device(), batch=192, topk=33).pairs
+    stored = chosen(device(), batch=192, topk=33)
+    assert stored.cluster == 1 and stored.counters(192, 132) == 60 * 4
 
 
 def test_slots_go_on_by_themselves_where_a_round_of_ctas_would_not_be_full():

@@ -35,8 +35,9 @@ __device__ __forceinline__ int piece_of_slot(u32 index, u32 page_slot) {
   return index % kSharers * kPieceSlots + page_slot - kOtherSlots;
 }
 
-constexpr int kMostTurns =
-    !kLeftovers ? 0 : kPairs ? (kMaxTopk + 2 * kStored - 1) / (2 * kStored) : (kMaxTopk + kStored - 1) / kStored + 1;
+constexpr int kMostTurns = !kLeftovers ? 0
+                           : kPairs    ? (kMaxTopk + 2 * kStored - 1) / (2 * kStored)
+                                       : (kMaxTopk + kStored - 1) / kStored + 1;
 constexpr int kMostLater = kMaxTopk - kMostTurns * kOtherSlots;  // pages of the turns with all page slots
 static_assert(kMostTurns + (kMostLater > 0 ? kMostLater + kOwnSlots - 1 : 0) / kOwnSlots <=
                   kListed / kPageSlots,

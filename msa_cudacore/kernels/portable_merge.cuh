@@ -247,8 +247,8 @@ __device__ __forceinline__ void publish_all_but(const WarpState& state, SharedAd
   }
 }
 
-// Row g (even lanes) or g + 8 of a warp: a far row's reference lies where its origin belongs in the end. Asked
-// for before the sums are stored, so that it is there behind them.
+// Row g (even lanes) or g + 8 of a warp: a far row's reference lies where its origin belongs in the end.
+// Asked for before the sums are stored, so that it is there behind them.
 struct OwnRow {
   int row, head;
   float reference, scale;

@@ -1,7 +1,7 @@
 // Pairs: two CTAs, a cluster, have an item each and share a leftover. The third page slot of each begins with
 // a piece and keeps the sums of its warps in shared memory, as they are: nothing merges, nobody waits. The
-// last page slot has nothing but its piece. At its end it merges both pieces of its CTA, exchanges half of the
-// heads with the partner's, and finishes the other half. So a leftover costs a CTA a store of 32 KB.
+// last page slot has nothing but its piece. At its end it merges both pieces of its CTA, exchanges half of
+// the heads with the partner's, and finishes the other half. So a leftover costs a CTA a store of 32 KB.
 #pragma once
 #include "portable_leftovers.cuh"
 
