@@ -120,21 +120,25 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
     if constexpr (kIdsFirst) find_request(args, item);
     const int seqused = load_seqused(args, item);
     // Queries: eight threads a head. Those of the slot's own item are the first page slot's, whose warps are
-    // oldest and so issue first, and a leftover's the last one's.
-    const bool brings_queries =
-        !kLeftovers || warp < kWarpsPerPage || (on_piece && page_slot == kPageSlots - 1);
+    // oldest and so issue first, and a leftover's the last one's, or the second one's of pairs: it has least
+    // to do, and the last one most.
+    const bool of_leftover =
+        kPairs ? has_leftover && page_slot == 1 : on_piece && page_slot == kPageSlots - 1;
+    const bool brings_queries = !kLeftovers || warp < kWarpsPerPage || of_leftover;
+    Item asked = item;
+    if (kPairs && of_leftover) asked = item_without_request(args, first_leftover() + leftover);
     const int head = kLeftovers ? (brings_queries ? (thread >> 3) % kHeads : kHeads) : thread >> 3;
     const int query_index = thread & 7;
-    const QueryPart query = load_query(args, item, head < kHeads ? head : args.group, query_index);
+    const QueryPart query = load_query(args, asked, head < kHeads ? head : args.group, query_index);
     selection = load_pages(args, item, ids, seqused);
     const SourceLanes from_lanes = source_lanes(lane16, part);
     const PartSources sources = part_sources(args, item.kv_head, from_lanes);
     if constexpr (kTable && kLateQueries) fill_table(smem, threadIdx.x);
 
     auto stage_queries = [&] {
-      const u32 of = on_piece ? 1 : 0;
+      const u32 of = of_leftover ? 1 : 0;
       if (kLeftovers ? head == 0 && query_index == 0 : thread == 0)
-        ptx::st_shared_v2_u32(slot.fixed + (of ? kSlotLeftover : kSlotItem), item.row, item.kv_head);
+        ptx::st_shared_v2_u32(slot.fixed + (of ? kSlotLeftover : kSlotItem), asked.row, asked.kv_head);
       if (head < kHeads) stage_head(args, query, head, query_index, slot.fixed, of);
     };
     if constexpr (!kLateQueries) stage_queries();

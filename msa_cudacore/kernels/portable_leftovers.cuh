@@ -80,7 +80,7 @@ __device__ __forceinline__ void list_turns(const Arguments& args, const Item& it
     if (!has_leftover || lane < kOtherSlots) {
       ptx::st_shared_u32(slot.fixed + kSlotEnds + lane * 8 + 4, kNoPiece);
       ptx::st_shared_u32(slot.fixed + kSlotFirsts + lane * 4,
-                         list_of(lane) + (lane < kOtherSlots ? 0 : turns));
+                         list_of(lane) + (kPairs && lane >= kOtherSlots ? turns : 0));
     }
   }
   list_pages(args, item, s, slot, [&](int rank) {

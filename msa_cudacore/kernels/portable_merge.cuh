@@ -227,9 +227,9 @@ __device__ __forceinline__ void merge_page(const SlotAddresses& slot, SharedAddr
 
 // With four page slots an item the warps of a page divide their accumulators: warp w merges out[4 * w] to
 // out[4 * w + 3]. Its own stay in registers, the others it publishes as they are, [16][32 lanes][16 bytes].
-// The end of an item waits for shared memory, which moves a quarter less this way. With fewer page slots, and
-// beside two pieces that are stored, it gained nothing.
-constexpr bool kDividedSums = !kCooperative && kPageSlots == 4 && (kPieceSlots < 2 || kPairs);
+// The end of an item waits for shared memory, which moves a quarter less this way. With fewer page slots it
+// gained nothing.
+constexpr bool kDividedSums = !kCooperative && kPageSlots == 4;
 
 struct OwnSums {
   float4 out[4];
