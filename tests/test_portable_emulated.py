@@ -623,7 +623,7 @@ FAULTS = {
         PAIRS, "if (!only_piece && pages == 0) ptx", "if (false) ptx"),
     "pairs: an item begins with sums of its own": (PAIRS, "begin_item();\n      at.queries", "at.queries"),
     "pairs: a kept piece is complete": (
-        PAIRS, "ptx::mbarrier_wait_parity(slot.fixed + kSlotPieceArrival, 0);", ""),
+        PAIRS, "ptx::barrier_cta_sync(kPieceBarrier, kPieceThreads);", ""),
     "pairs: warps have published before they merge": (
         PAIRS, "page_sync(place.item_slot * kPageSlots + page_slot);\n      if constexpr (kPairs)",
         "if constexpr (kPairs)"),

@@ -3,6 +3,7 @@
 // last page slot has nothing but its piece. At its end it merges both pieces of its CTA, exchanges half of
 // the heads with the partner's, and finishes the other half. So a leftover costs a CTA a store of 32 KB.
 #pragma once
+#include "barrier.cuh"
 #include "portable_leftovers.cuh"
 
 constexpr u32 kPairHeads = kHeads / 2;  // that a CTA finishes: rows g (rank 0) or g + 8 of all lanes
@@ -12,7 +13,6 @@ constexpr u32 kPairHeads = kHeads / 2;  // that a CTA finishes: rows g (rank 0) 
 __device__ __forceinline__ void open_pair(SharedAddress slot, bool opens) {
   if (opens) {
     ptx::mbarrier_init(slot + kSlotArrival, 1);
-    ptx::mbarrier_init(slot + kSlotPieceArrival, kWarpsPerPage);
     ptx::fence_mbarrier_init_release_cluster();
   }
   __syncwarp();
@@ -24,6 +24,10 @@ __device__ __forceinline__ void open_pair(SharedAddress slot, bool opens) {
 __device__ __forceinline__ SharedAddress lane_in_gaps(const SlotAddresses& slot, u32 gap, int lane) {
   return slot.gap(gap) + (lane >> 3) * 256 + (lane & 7) * 16;
 }
+
+// Where the warps that keep a piece arrive, and those that merge it wait: behind the barriers of page slots
+// and of the item.
+constexpr u32 kPieceBarrier = 2 + kPageSlots, kPieceThreads = 2 * kWarpsPerPage * 32;
 
 // A warp keeps its sums of a piece: out[0] to out[11] in gaps, the others beside the slot.
 __device__ __forceinline__ void keep_piece(const WarpState& state, const SlotAddresses& slot, int warp,
@@ -39,8 +43,8 @@ __device__ __forceinline__ void keep_piece(const WarpState& state, const SlotAdd
   const float origin = mine.origin(state);
   if ((lane & 2) == 0)
     ptx::st_shared_v2_f32(slot.fixed + kSlotPieceStats + part * 128 + mine.head * 8, origin, mine.sum(state));
-  __syncwarp();  // all lanes have stored, and read their references
-  if (lane == 0) ptx::mbarrier_arrive(slot.fixed + kSlotPieceArrival);
+  __syncwarp();  // all lanes have read their references
+  ptx::barrier_cta_arrive(kPieceBarrier, kPieceThreads);
 }
 
 // The last page slot's warps, which have divided their sums, and the kept ones, become this CTA's partial of
@@ -57,7 +61,7 @@ __device__ __forceinline__ void finish_leftover(const Arguments& args, const Own
   mine.dim = 32 * t + 4 * part;
   const ResultPlace to = result_place_now(args, {static_cast<int>(row.x), static_cast<int>(row.y)},
                                           mine.head, mine.dim);
-  ptx::mbarrier_wait_parity(slot.fixed + kSlotPieceArrival, 0);
+  ptx::barrier_cta_sync(kPieceBarrier, kPieceThreads);
   float factor[2][2][kWarpsPerPage];  // [row][own, kept]
   float origin[2], sum[2];
 #pragma unroll

@@ -145,7 +145,6 @@ constexpr u32 kSlotVisible = kSlotQueries + kItems * kQueryBytes;  // [kListed] 
 constexpr u32 kSlotScales = kSlotVisible + kListed * 4;            // [kItems][kHeads] RowScale
 constexpr u32 kSlotArrival = kSlotScales + kItems * kScaleBytes;   // mbarrier of the cluster merge
 constexpr u32 kSlotStatsArrival = kSlotArrival + 8;                // that of origins and sums that go ahead
-constexpr u32 kSlotPieceArrival = kSlotArrival + 8;                // pairs: of a piece's sums in this CTA
 constexpr u32 kSlotItem = kSlotArrival + 16;                       // ItemRow, for the epilogue
 constexpr u32 kSlotPages = kSlotItem + 8;                          // cooperating warps: the item's pages
 constexpr u32 kSlotLeftover = kSlotItem + 8;                       // ItemRow of the leftover

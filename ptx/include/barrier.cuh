@@ -10,6 +10,12 @@ __device__ __forceinline__ void barrier_cta_sync(u32 name, u32 threads) {
   asm volatile("barrier.cta.sync.aligned %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 
+// barrier.cta.arrive.aligned name, threads;  PTX ISA 7.8, sm_75.
+// Counts as barrier_cta_sync does, without waiting: what these threads wrote before is seen by those that sync there.
+__device__ __forceinline__ void barrier_cta_arrive(u32 name, u32 threads) {
+  asm volatile("barrier.cta.arrive.aligned %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+
 // barrier.cta.red.or.aligned.pred any, name, threads, value;  PTX ISA 7.8, sm_75.
 // As barrier_cta_sync, and tells every thread whether `value` held in any of them.
 __device__ __forceinline__ bool barrier_cta_red_or(u32 name, u32 threads, bool value) {
