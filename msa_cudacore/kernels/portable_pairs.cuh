@@ -8,8 +8,7 @@
 
 constexpr u32 kPairHeads = kHeads / 2;  // that a CTA finishes: rows g (rank 0) or g + 8 of all lanes
 
-// As in the other programs of a cluster: what this CTA will receive, announced before its partner knows that
-// it is there.
+// As open_inbox: announces what this CTA will receive, before its partner can know that it is there.
 __device__ __forceinline__ void open_pair(SharedAddress slot, bool opens) {
   if (opens) {
     ptx::mbarrier_init(slot + kSlotArrival, 1);
