@@ -51,7 +51,7 @@ class Configuration:
     many_items: bool = False
     """An item slot takes one item after the other, and a CTA stays on its multiprocessor."""
     warps_per_page: int = 4
-    """4 warps of 32 tokens, or 8 of 16 where they cooperate."""
+    """4 warps of 32 tokens, 8 of 16 where they cooperate, or 2 of 32 and then another 32."""
     table: bool = False
     """Keys, and values unless warps cooperate, are decoded by a table in shared memory."""
     cooperative: bool = False
@@ -82,16 +82,20 @@ class Configuration:
             maxima *= 2  # and sums
         # Queries, visible tokens, scales; barriers, items and ends of lists.
         slot = (2 if self.pieces else 1) * (8 * 512 + max_topk * 4 + _HEADS * 8) + (96 if self.pieces else 64)
-        if self.table:  # sources and statistics lie in the table's gaps, as far apart as the slots
+        if self.item_slots == 8:  # the queries lie in the table's gaps
+            slot += max_topk * 32 + self.item_warps * 128 - 8 * 512
+        elif self.table:  # sources and statistics lie in the table's gaps, as far apart as the slots
             slot = -(-(slot + maxima) // 256) * 256
         else:
             slot += max_topk * 32 + self.item_warps * 128 + maxima
+        # Where two warps take two parts of a page each, the ring holds half of it at a time.
+        ring = self.page_slots * _PAGE_RING_BYTES * min(self.warps_per_page, 4) // 4
         inbox = _HEADS * (128 * 4 + 8) if self.cluster_merge else 0
         if self.pairs:  # a quarter of a piece's sums, its statistics and those of the partner's
             inbox = self.warps_per_page * (2048 + 128 + 64)
         return (
             (_TABLE_BYTES if self.table else 0)
-            + self.item_slots * (self.page_slots * _PAGE_RING_BYTES + slot)
+            + self.item_slots * (ring + slot)
             + inbox
         )
 
@@ -163,7 +167,7 @@ def choose_configuration(problem: Problem, device: DeviceFacts, splits: int | No
         if splits == 1 and roomy:
             return Configuration(1, 1, False, ids_per_lane, item_slots=4, table=True)
         return Configuration(1, splits, splits > 1 and device.clusters, ids_per_lane)
-    choice = _fill(problem.items, pages, device.multiprocessors, roomy)
+    choice = _fill(problem.items, pages, device.multiprocessors, roomy, ids_per_lane)
     return replace(
         choice, ids_per_lane=ids_per_lane,
         cluster_merge=choice.cluster_merge and choice.splits > 1 and device.clusters,
@@ -173,11 +177,11 @@ def choose_configuration(problem: Problem, device: DeviceFacts, splits: int | No
     )
 
 
-def _fill(items: int, pages: int, multiprocessors: int, roomy: bool) -> Configuration:
+def _fill(items: int, pages: int, multiprocessors: int, roomy: bool, ids_per_lane: int) -> Configuration:
     """The crossovers were measured on an H200 (docs/portable.md); others scale with their multiprocessors.
 
-    `pages` is the most that an item can have; `roomy` is 9.0 with all of its shared memory. The width of the
-    ids, and whether there are clusters at all, are the caller's.
+    `pages` is the most that an item can have; `roomy` is 9.0 with all of its shared memory. Whether there are
+    clusters at all is the caller's, and so is the width of the ids, for which eight items have no room.
     """
 
     def slots(most: int) -> int:
@@ -193,9 +197,15 @@ def _fill(items: int, pages: int, multiprocessors: int, roomy: bool) -> Configur
         pieces, piece_slots = _pieces(items - 2 * multiprocessors, 2 * multiprocessors, pages)
         if piece_slots == 1:
             return Configuration(2, 1, False, 1, item_slots=2, table=True, pieces=pieces, piece_slots=1)
-        # With more items than slots, CTAs would come in rounds. Where the last one would leave a slot of
-        # every multiprocessor empty, slots that go on by themselves end earlier; full rounds are as good.
-        many_items = items > 4 * multiprocessors and -items % (4 * multiprocessors) >= multiprocessors
+        # With more items than slots, CTAs come in rounds. Eight items side by side are one round instead of
+        # two; with seven, two of the four schedulers are as busy as with eight.
+        more = items > 4 * multiprocessors
+        full = -items % (8 * multiprocessors) < multiprocessors
+        if more and ids_per_lane == 1 and (full or items <= 6 * multiprocessors):
+            return Configuration(1, 1, False, 1, item_slots=8, warps_per_page=2, table=True)
+        # Where the last round would leave a slot of every multiprocessor empty, slots that go on by
+        # themselves end earlier; full rounds are as good.
+        many_items = more and -items % (4 * multiprocessors) >= multiprocessors
         return Configuration(1, 1, False, 1, item_slots=4, many_items=many_items, table=True)
     if items > multiprocessors:
         page_slots = slots(2)

@@ -93,7 +93,7 @@ def choices() -> dict[Configuration, tuple[str, ...]]:
     topks, pages, splits = (1, 2, 3, 5, 9, 64), (1, 2, 3, 5, 9), (None, 1, 2, 4, 8)
     items = (
         1, 2, 5, 8, 9, 16, 17, 24, 33, 40, 60, 64, 72, 80, 100, 128, 140, 160, 180, 200, 270, 280, 300, 400,
-        600,
+        600, 850,
     )
     for facts, topk, max_pages, count, factor in itertools.product(DEVICES, topks, pages, items, splits):
         problem = Problem(count, 1, 4, 1, topk, max_pages, 1)
@@ -108,6 +108,8 @@ def families() -> list[Program]:
     programs = []
     for number, kind in enumerate(kinds):
         chosen = replace(kind, ids_per_lane=1 + number % 2)
+        if chosen not in choices():
+            chosen = kind  # eight item slots have room for 32 ids each
         archs = choices()[chosen]
         programs.append(Program(chosen, archs[number % len(archs)]))
     return programs
@@ -119,6 +121,7 @@ KINDS = [
     Program(Configuration(1, 1, False, 1), "sm_80"),
     Program(Configuration(2, 1, False, 1, item_slots=2, table=True), "sm_90a"),
     Program(Configuration(1, 1, False, 1, item_slots=4, table=True), "sm_90a"),
+    Program(Configuration(1, 1, False, 1, item_slots=8, warps_per_page=2, table=True), "sm_90a"),
     Program(Configuration(4, 1, False, 1, table=True), "sm_90a"),
     Program(Configuration(2, 2, True, 1), "sm_100a"),
     Program(Configuration(1, 2, True, 1, cooperative=True), "sm_90a"),
@@ -227,9 +230,13 @@ def fitting_case(rng: np.random.Generator, program: Program, most_ctas: int = 8,
     return case
 
 
-def test_a_slot_without_an_item_copies_nothing(rng):
+@pytest.mark.parametrize("slots", [4, 8])
+def test_a_slot_without_an_item_copies_nothing(slots, rng):
     """Its warps end at once; late copies would land in the shared memory of a CTA that has ended."""
-    program = Program(Configuration(1, 1, False, 1, item_slots=4, table=True), "sm_90a", multiprocessors=2)
+    program = Program(
+        Configuration(1, 1, False, 1, item_slots=slots, warps_per_page=16 // slots, table=True), "sm_90a",
+        multiprocessors=2,
+    )
     # The second CTA's only item sees nothing, so that nothing there waits for copies.
     lengths = np.array([300, 0])
     case = random_case(
@@ -269,16 +276,16 @@ def test_a_slot_waits_for_all_its_warps_before_the_next_item(rng):
 
 
 @pytest.mark.parametrize("schedule", ["random", "late"])
-@pytest.mark.parametrize("slots", [1, 4])
+@pytest.mark.parametrize("slots", [1, 4, 8])
 def test_the_next_page_waits_for_the_values_of_one_that_a_warp_skips(slots, schedule, rng):
     """Three of four warps see nothing of the first page, and refill the stage that it may still come into.
-    They ask for their second page where they would have scored the first.
+    They ask for their second page where they would have scored the first. With eight slots it is one of two
+    warps, and both see nothing of its other half.
     """
     from msa_cudacore.ptx import emulator
 
-    program = Program(
-        Configuration(4 // slots, 1, False, 1, item_slots=slots, table=True), "sm_90a", multiprocessors=1
-    )
+    kind = Configuration(4 // slots or 1, 1, False, 1, slots, warps_per_page=min(16 // slots, 4), table=True)
+    program = Program(kind, "sm_90a", multiprocessors=1)
     case = random_case(
         rng, batch=1, seqlen_q=1, num_kv_heads=1, group=16, topk=12, lengths=[11 * 128 + 5], hostile=False
     )
@@ -514,6 +521,7 @@ def test_an_empty_pool():
 PLAIN = Program(Configuration(1, 1, False, 1), "sm_80")
 TABLE = Program(Configuration(2, 1, False, 1, item_slots=2, table=True), "sm_90a")
 FOUR_ITEMS = Program(Configuration(1, 1, False, 1, item_slots=4, table=True), "sm_90a")
+EIGHT_ITEMS = Program(Configuration(1, 1, False, 1, item_slots=8, warps_per_page=2, table=True), "sm_90a")
 FOUR_PAGES = Program(Configuration(4, 1, False, 1, table=True), "sm_90a")
 CLUSTER = Program(Configuration(1, 2, True, 1), "sm_90a")
 COOPERATIVE = Program(Configuration(1, 2, True, 1, cooperative=True), "sm_90a")
@@ -542,8 +550,8 @@ FAULTS = {
     "the second page is requested before the values are awaited": (
         FOUR_PAGES, "scored();\n  wait_for_values();", "wait_for_values();\n  scored();"),
     "a page goes into the stage that is free": (
-        PLAIN, "request_listed(lanes, stage, slot, rank + kStages * kPageStride",
-        "request_listed(lanes, stage ^ kStageBytes, slot, rank + kStages * kPageStride"),
+        PLAIN, "request_listed(lanes, stage, slot, rank + kAhead",
+        "request_listed(lanes, stage ^ kStageBytes, slot, rank + kAhead"),
     "the list of pages is complete": (PLAIN, "__syncthreads();\n  } else {", "} else {"),
     "the table is complete": (TABLE, "__syncthreads();\n  } else {", "} else {"),
     "a page's warps have published before they merge": (
@@ -555,6 +563,13 @@ FAULTS = {
         FOUR_PAGES, "item_sync(place.item_slot);", ""),
     "the second page lies in the second stage": (
         FOUR_ITEMS, "kStageNow = kFirstApart ? kStageBytes : 0;", "kStageNow = 0;"),
+    "a warp asks for the second part of a page": (
+        EIGHT_ITEMS, "part), turn_of(kStageBytes));", "part), 0);"),
+    "and for that of the next one": (EIGHT_ITEMS, "part), turn_of(stage));", "part), 0);"),
+    "the tokens of the second part begin behind the first": (
+        EIGHT_ITEMS, "part + turn_of(stage) * kWarpsPerPage", "part"),
+    "two warps of a page have published before they merge": (EIGHT_ITEMS, "item_sync(place.item_slot);", ""),
+    "queries leave the table alone": (EIGHT_ITEMS, "? smem + 128 +", "? smem +"),
     "page slots have merged before they do": (TABLE, "item_sync(place.item_slot);", ""),
     "warps have published before they merge": (PLAIN, "item_sync(place.item_slot);", ""),
     "tokens behind the last one are hidden": (

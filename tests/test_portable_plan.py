@@ -64,16 +64,29 @@ def test_pairs_of_ctas_share_leftovers_where_clusters_of_two_take_all_multiproce
     assert stored.cluster == 1 and stored.counters(192, 132) == 60 * 4
 
 
-def test_slots_go_on_by_themselves_where_a_round_of_ctas_would_not_be_full():
-    def chosen(items):
-        return choose_configuration(problem(batch=items, hkv=1), device())
+def test_more_items_than_four_for_each_multiprocessor():
+    """Eight side by side, or slots that go on by themselves where a round of CTAs would not be full."""
 
-    many = [chosen(items).many_items for items in (512, 528, 529, 768, 924, 925, 1024, 1056, 1057)]
-    assert many == [False, False, True, True, True, False, False, False, True]
-    assert [chosen(items).ctas(items, 132) for items in (528, 768, 1024)] == [132, 132, 256]
+    def chosen(items, **sizes):
+        c = choose_configuration(problem(batch=items, hkv=1, **sizes), device())
+        return "goes on" if c.many_items else c.item_slots
+
+    assert [chosen(items) for items in (528, 529, 792, 793, 924, 925, 1024, 1056, 1057, 2000, 2112)] == [
+        4, 8, 8, "goes on", "goes on", 8, 8, 8, "goes on", 8, 8,
+    ]
+    # Eight items have no room for more than 32 ids each.
+    assert [chosen(items, topk=33) for items in (528, 529, 924, 925, 1056, 1057)] == [
+        4, "goes on", "goes on", 4, 4, "goes on",
+    ]
+
+    def ctas(items):
+        return choose_configuration(problem(batch=items, hkv=1), device()).ctas(items, 132)
+
+    assert [ctas(items) for items in (528, 768, 850, 1024, 2000)] == [132, 132, 132, 132, 250]
     # A row has the same bits in every batch: the configuration depends on nothing else.
-    assert not choose_configuration(problem(batch=768, hkv=1), device(), 1).many_items
-    assert not choose_configuration(problem(batch=768, hkv=1), device((10, 0), 148)).many_items
+    for items in (768, 850):
+        assert choose_configuration(problem(batch=items, hkv=1), device(), 1).item_slots == 4
+        assert choose_configuration(problem(batch=items, hkv=1), device((10, 0), 148)).item_slots == 1
 
 
 def test_small_batches_cooperate_in_clusters_that_fit():

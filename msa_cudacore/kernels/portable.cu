@@ -13,10 +13,12 @@
 
 namespace {
 
-// Meets the other warps of the item.
+// Meets the other warps of the item. Of 16 barriers there are none for page slots, too, with eight slots,
+// which have one page slot each.
 __device__ __forceinline__ void item_sync(u32 item_slot) {
   if constexpr (kItemSlots > 1 || kPairs)
-    ptx::barrier_cta_sync(1 + kItemSlots * kPageSlots + item_slot, kOwnSlots * kWarpsPerPage * 32);
+    ptx::barrier_cta_sync((kItemSlots < 8 ? 1 + kItemSlots * kPageSlots : 1) + item_slot,
+                          kOwnSlots * kWarpsPerPage * 32);
   else
     __syncthreads();
 }
@@ -26,7 +28,7 @@ struct Place {
   u32 item_slot;
   int warp;  // of the item
   SlotAddresses slot;
-  SharedAddress item_ring;
+  SharedAddress queries, item_ring;
   u32 page_slot;
   SharedAddress page_ring, ring;
 
@@ -34,6 +36,7 @@ struct Place {
       : item_slot(kItemSlots > 1 ? cta_warp / kItemWarps : 0),
         warp(kItemSlots > 1 ? cta_warp % kItemWarps : cta_warp),
         slot(smem, item_slot),
+        queries(kQueriesInGaps ? smem + 128 + item_slot * (2 * kQueryBytes) : slot.fixed + kSlotQueries),
         item_ring(smem + kRingAt + item_slot * (kItemWarps * kWarpRingBytes)),
         page_slot(kPageSlots > 1 ? warp / kWarpsPerPage : 0),
         page_ring(item_ring + page_slot * (kWarpsPerPage * kWarpRingBytes)),
@@ -42,9 +45,9 @@ struct Place {
 
 // A head's queries as fragments, eight threads a head, and its scale; of: 1 for a leftover's.
 __device__ __forceinline__ void stage_head(const Arguments& args, const QueryPart& query, int head, int index,
-                                           SharedAddress slot, u32 of) {
+                                           SharedAddress queries, SharedAddress slot, u32 of) {
   const int exponent = row_exponent(query);
-  stage_query(query, exponent, head, index, slot + kSlotQueries + of * kQueryBytes);
+  stage_query(query, exponent, head, index, queries + of * kQueryBytes);
   if (index == 0) {
     const RowScale row = bounded_scale(args.score_scale, exponent);
     ptx::st_shared_v2_f32(slot + kSlotScales + of * kScaleBytes + head * 8, row.scale, row.lift);
@@ -72,7 +75,7 @@ __device__ __forceinline__ void divide_start(const Arguments& args, const Place&
   } else {
     const int stager = (place.warp - kItemWarps / 2) * 32 + lane, head = stager >> 3;
     if constexpr (kClusterMerge) open_inbox(slot, stager == kItemThreads / 2 - 32);
-    stage_head(args, load_query(args, item, head, stager & 7), head, stager & 7, slot, 0);
+    stage_head(args, load_query(args, item, head, stager & 7), head, stager & 7, place.queries, slot, 0);
     if (stager == 0) ptx::st_shared_v2_u32(slot + kSlotItem, item.row, item.kv_head);
     request_nothing();
   }
@@ -129,7 +132,12 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
     if (kPairs && of_leftover) asked = item_without_request(args, first_leftover() + leftover);
     const int head = kLeftovers ? (brings_queries ? (thread >> 3) % kHeads : kHeads) : thread >> 3;
     const int query_index = thread & 7;
-    const QueryPart query = load_query(args, asked, head < kHeads ? head : args.group, query_index);
+    constexpr int kHeadsAtOnce = kItemThreads / 8;
+    constexpr int kStagings = kHeadsAtOnce < kHeads ? kHeads / kHeadsAtOnce : 1;
+    QueryPart query[kStagings];
+#pragma unroll
+    for (int i = 0; i < kStagings; ++i)
+      query[i] = load_query(args, asked, head < kHeads ? head + i * kHeadsAtOnce : args.group, query_index);
     selection = load_pages(args, item, ids, seqused);
     const SourceLanes from_lanes = source_lanes(lane16, part);
     const PartSources sources = part_sources(args, item.kv_head, from_lanes);
@@ -139,7 +147,10 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
       const u32 of = of_leftover ? 1 : 0;
       if (kLeftovers ? head == 0 && query_index == 0 : thread == 0)
         ptx::st_shared_v2_u32(slot.fixed + (of ? kSlotLeftover : kSlotItem), asked.row, asked.kv_head);
-      if (head < kHeads) stage_head(args, query, head, query_index, slot.fixed, of);
+      if (head >= kHeads) return;
+#pragma unroll
+      for (int i = 0; i < kStagings; ++i)
+        stage_head(args, query[i], head + i * kHeadsAtOnce, query_index, place.queries, slot.fixed, of);
     };
     if constexpr (!kLateQueries) stage_queries();
 
@@ -214,7 +225,7 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
   WarpAddresses at = {place.ring,
                       values_at,
                       value_scales_at,
-                      slot.fixed + kSlotQueries,
+                      place.queries,
                       smem,
                       slot.fixed + kSlotScales,
                       slot.warp_stats(warp),
@@ -268,14 +279,16 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
       store_piece_half<1>(args, state, slot, left, place.item_slot, warp_now, lane_now, leftover, piece_now);
     }
   };
+  const auto turn_of = [](u32 stage) { return kTurns == 1 || stage == 0 ? 0 : 1; };
   auto request_after = [&](int rank, u32 stage) {
     if constexpr (kLeftovers) {  // one register less in the loop
       u32 lane_now = lane16 >> 4;
       ptx::opaque(lane_now);
       lanes = ring_lanes(place.ring, lane_now);
     }
-    if (rank + kStages * kPageStride < pages)
-      request_listed(lanes, stage, slot, rank + kStages * kPageStride, source_lanes(lane16, part));
+    constexpr int kAhead = kStages / kTurns * kPageStride;
+    if (rank + kAhead < pages)
+      request_listed(lanes, stage, slot, rank + kAhead, source_lanes(lane16, part), turn_of(stage));
     else
       request_nothing();
     ptx::cp_async_commit_group();
@@ -283,7 +296,9 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
   auto request_second = [&](int rank, bool begins) {
     if constexpr (kSecondBehindScores) {
       if (!begins) return;
-      if (rank + kPageStride < pages)
+      if constexpr (kTurns == 2)  // of the same page
+        request_listed(lanes, kStageBytes, slot, rank, source_lanes(lane16, part), turn_of(kStageBytes));
+      else if (rank + kPageStride < pages)
         request_listed(lanes, kStageBytes, slot, rank + kPageStride, source_lanes(lane16, part));
       else
         request_nothing();
@@ -316,7 +331,7 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
       attend_page(state, at, slot.fixed + kSlotMaxima + page_slot * kMaximaBytes, place.page_ring, page_slot,
                   part, stage, visible, rank + kPageStride >= pages, queries, arrive, refill, tell);
     } else {
-      const int own_visible = visible - static_cast<int>(part) * kWarpTokens;
+      const int own_visible = visible - static_cast<int>(part + turn_of(stage) * kWarpsPerPage) * kWarpTokens;
       if (own_visible > 0) {
         attend_part(state, at, stage, own_visible, begins, [&] { request_second(rank, begins); });
       } else {
@@ -367,6 +382,15 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
     for (int rank = first; rank < pages; rank += kPageStride) {
       step(rank, stage, rank == first);
       stage = stage + kStageBytes == kWarpRingBytes ? 0 : stage + kStageBytes;
+    }
+  } else if constexpr (kTurns == 2) {
+    // A stage for each part of a page; the first part of all is apart.
+    int rank = 0;
+    if (rank < pages) step(rank, 0, true);
+    while (rank < pages) {
+      step(rank, kStageBytes, false);
+      if (++rank >= pages) break;
+      step(rank, 0, false);
     }
   } else {
     // With the first page apart, the loop begins with the second stage.

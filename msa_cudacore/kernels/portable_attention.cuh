@@ -125,14 +125,17 @@ __device__ __forceinline__ void request_pair(const Arguments& args, const PagePa
   request_values(second, 0, values + kPartCodes);
 }
 
+// turn: of a warp that takes two parts of a page.
 __device__ __forceinline__ void request_listed(const RingLanes& to, u32 stage, const SlotAddresses& slot,
-                                               u32 rank, const SourceLanes& lanes) {
+                                               u32 rank, const SourceLanes& lanes, u32 turn = 0) {
   const SharedAddress at = slot.sources(rank);
   const ulonglong2 codes = ptx::ld_shared_v2_u64(at);
   const u64 scales = ptx::ld_shared_u64(at + (lanes.key_scales ? 16 : 24));
-  request_part(to, stage, reinterpret_cast<const u8*>(codes.x + lanes.codes),
-               reinterpret_cast<const u8*>(codes.y + lanes.codes),
-               reinterpret_cast<const u8*>(scales + lanes.scales), lanes.brings_scales);
+  const u32 parts = turn * kWarpsPerPage;
+  request_part(to, stage, reinterpret_cast<const u8*>(codes.x + lanes.codes) + parts * kPartCodes,
+               reinterpret_cast<const u8*>(codes.y + lanes.codes) + parts * kPartCodes,
+               reinterpret_cast<const u8*>(scales + lanes.scales) + parts * kPartScales,
+               lanes.brings_scales);
 }
 
 // ---- Table
@@ -177,7 +180,7 @@ struct WarpAddresses {
 struct StagedQueries {
   SharedAddress at;  // this lane's
   __device__ __forceinline__ uint4 operator()(int step) const {
-    return ptx::ld_shared_v4_u32(at + step * 512);
+    return ptx::ld_shared_v4_u32(at + step * kQueryStepBytes);
   }
 };
 struct HeldQueries {
@@ -411,7 +414,7 @@ template <typename Scored>
 __device__ __forceinline__ void attend_part(WarpState& state, const WarpAddresses& at, u32 stage, int visible,
                                             bool begins, const Scored& scored) {
   float score[kTokenTiles][4];
-  score_keys(score, at, stage, StagedQueries{at.queries + at.lane16});
+  score_keys(score, at, stage, StagedQueries{at.queries + query_lane(at.lane16)});
   scored();
   wait_for_values();
   if constexpr (kKeysFirst) __syncwarp();

@@ -10,7 +10,7 @@
 
 // Codes are transposed in words of four, so eight warps share four slices of 32 dims: one takes the even
 // dims, the other the odd ones.
-constexpr int kSliceWarps = kWarpsPerPage / 4;
+constexpr int kSliceWarps = kCooperative ? kWarpsPerPage / 4 : 1;
 constexpr int kSliceCodes = 4 / kSliceWarps;  // codes of a word that a warp multiplies
 constexpr u32 kSliceRowBytes = 32 / kSliceWarps * 4;
 

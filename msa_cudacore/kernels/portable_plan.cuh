@@ -1,9 +1,10 @@
 // The portable program's plan: specialisation, thread and shared-memory layout, launch arguments.
 //
 // Specialisation is constexpr text in front of the source:
-//   int  kItemSlots     items side by side in a CTA: 1, 2 or 4 (more than 1 only without splits)
+//   int  kItemSlots     items side by side in a CTA: 1, 2, 4 or 8 (more than 1 only without splits)
 //   bool kManyItems     an item slot takes one item after the other
-//   int  kWarpsPerPage  4 (32 tokens a warp) or, where warps cooperate, 8 (16 tokens a warp)
+//   int  kWarpsPerPage  4 (32 tokens a warp) or, where warps cooperate, 8 (16 tokens a warp); with eight item
+//                       slots 2, of which each takes 32 tokens of a page and then another 32
 //   int  kPageSlots     pages of an item that a CTA decodes side by side: 1, 2 or 4
 //   int  kSplits        CTAs that share an item: 1, 2, 4, 8 or 16
 //   bool kClusterMerge  the splits of an item are a cluster and merge through distributed shared memory;
@@ -26,7 +27,8 @@ using ptx::SharedAddress;
 constexpr int kHeadDim = 128;
 constexpr int kPageTokens = 128;
 constexpr int kHeads = 16;  // rows of an MMA tile; heads beyond the group are zero queries
-constexpr int kWarpTokens = kPageTokens / kWarpsPerPage;
+constexpr int kTurns = kWarpsPerPage == 2 ? 2 : 1;  // parts of a page that a warp takes one after the other
+constexpr int kWarpTokens = kPageTokens / (kWarpsPerPage * kTurns);
 constexpr int kTokenTiles = kWarpTokens / 8;            // columns of score tiles
 constexpr int kItemWarps = kWarpsPerPage * kPageSlots;  // warps that share an item in a CTA
 constexpr int kItemThreads = 32 * kItemWarps;
@@ -51,10 +53,14 @@ constexpr bool kRoomy = kWarps <= 8 && (kSplits >= 4 || kWarpsPerPage == 8);
 constexpr int kResidentWarps = kSmallSharedMemory || kRoomy ? 8 : kArch == 900 ? 16 : 12;
 constexpr int kResidentCtas = kResidentWarps > kWarps ? kResidentWarps / kWarps : 1;
 
-static_assert(kItemSlots == 1 || kItemSlots == 2 || kItemSlots == 4, "item slots");
-static_assert(kWarpsPerPage == 4 || (kWarpsPerPage == 8 && kCooperative), "a warp takes 32 or 16 tokens");
+static_assert(kItemSlots == 1 || kItemSlots == 2 || kItemSlots == 4 || kItemSlots == 8, "item slots");
+static_assert(kWarpsPerPage == 4 || (kWarpsPerPage == 8 && kCooperative) ||
+                  (kWarpsPerPage == 2 && kItemSlots == 8),
+              "a warp takes 32 or 16 tokens at a time");
 static_assert(kPageSlots == 1 || kPageSlots == 2 || kPageSlots == 4, "page slots");
 static_assert(kWarpsPerPage == 4 || kPageSlots == 1, "eight warps of a page are a CTA");
+static_assert(kItemSlots < 8 || (kTable && kPageSlots == 1 && kIdsPerLane == 1 && !kManyItems),
+              "eight item slots have room for 32 ids each");
 static_assert(kWarps <= 16, "128 registers a thread and the ring limit a CTA to 16 warps");
 static_assert(kSplits >= 1 && kSplits <= kHeads && (kSplits & (kSplits - 1)) == 0,
               "a split owns kHeads / kSplits heads");
@@ -81,7 +87,7 @@ constexpr bool kRolledLoop = kSplits >= 4 || kCooperative || kLeftovers;
 // item, the loop's schedule would lose more than that gains. With four item slots, and without the table,
 // that page has code of its own; with few pages a warp, fetching more code costs more.
 constexpr bool kFirstOrigins = !kManyItems;
-constexpr bool kFirstApart = kFirstOrigins && !kRolledLoop && (!kTable || kItemSlots == 4);
+constexpr bool kFirstApart = kFirstOrigins && !kRolledLoop && (!kTable || kItemSlots >= 4);
 // With one item a CTA what is needed first comes alone: no second page before the first keys have come, and
 // with the table no values before every warp has asked for keys. Where more items share a CTA they hide each
 // other's start, and asking early is better.
@@ -131,17 +137,21 @@ static_assert(kCooperative || kWarpRingBytes >= kHeads * kHeadDim * 4,
 
 // Dynamic shared memory, in bytes: decoding table, rings of all warps, then a part for each item slot. Table
 // entries of 128 bytes (one word a bank) lie 256 apart; in the gaps are the parts of the slots that are not
-// read in every step.
+// read in every step, or, with eight slots, the queries of all.
 constexpr u32 kTableBytes = kTable ? 65536 : 0;
 constexpr u32 kRingAt = kTableBytes;
 constexpr u32 kSlotsAt = kRingAt + kWarps * kWarpRingBytes;
 constexpr u32 kSlotQueries = 0;  // A fragments of q: [8 k-steps][32 lanes][16 bytes], of the leftover next
 constexpr u32 kQueryBytes = 8 * 512;
+constexpr bool kQueriesInGaps = kItemSlots == 8;
+constexpr bool kListsInGaps = kTable && !kQueriesInGaps;
+constexpr u32 kQueryStepBytes = kQueriesInGaps ? 1024 : 512;  // from one k-step to the next
 constexpr u32 kScaleBytes = kHeads * 8;
 constexpr int kItems = kLeftovers ? 2 : 1;  // that a slot works on
 // A list of pages for the slot, or for each page slot, which has room for twice its share of one item.
 constexpr int kListed = kItems * kMaxTopk;
-constexpr u32 kSlotVisible = kSlotQueries + kItems * kQueryBytes;  // [kListed] visible tokens, at most 128
+// [kListed] visible tokens, at most 128.
+constexpr u32 kSlotVisible = kQueriesInGaps ? 0 : kSlotQueries + kItems * kQueryBytes;
 constexpr u32 kSlotScales = kSlotVisible + kListed * 4;            // [kItems][kHeads] RowScale
 constexpr u32 kSlotArrival = kSlotScales + kItems * kScaleBytes;   // mbarrier of the cluster merge
 constexpr u32 kSlotStatsArrival = kSlotArrival + 8;                // that of origins and sums that go ahead
@@ -157,11 +167,11 @@ constexpr u32 kSlotSources = kSlotArrival + (kLeftovers ? 96 : 64);
 constexpr u32 kSlotWarpStats = kSlotSources + kListed * 32;
 // Cooperative: maxima of the scores of each page in work, [kPageSlots][kHeads][kWarpsPerPage].
 constexpr u32 kMaximaBytes = kCooperative ? kHeads * kWarpsPerPage * 4 : 0;
-constexpr u32 kSlotMaxima = kTable ? kSlotSources : kSlotWarpStats + kItemWarps * 128;
+constexpr u32 kSlotMaxima = kListsInGaps ? kSlotSources : kSlotWarpStats + kItemWarps * 128;
 // Direct slices: sums of each warp's tokens, [kHeads][kWarpsPerPage].
 constexpr u32 kSlotSums = kSlotMaxima + kPageSlots * kMaximaBytes;
 constexpr u32 kSlotEnd = kSlotSums + (kDirectSlices ? kMaximaBytes : 0);
-constexpr u32 kSlotBytes = kTable ? (kSlotEnd + 255) / 256 * 256 : kSlotEnd;
+constexpr u32 kSlotBytes = kListsInGaps ? (kSlotEnd + 255) / 256 * 256 : kSlotEnd;
 // Pairs, beside the slot: the last quarter of each warp's sums of a piece, [kWarpsPerPage][2048], their
 // (origin, sum), [kWarpsPerPage][kHeads], and what the partner tells of a warp's rows, [kWarpsPerPage][8].
 constexpr u32 kSlotPieceSums = kSlotBytes;
@@ -170,7 +180,8 @@ constexpr u32 kSlotPartnerStats = kSlotPieceStats + kWarpsPerPage * 128;
 // And in gaps, behind 16 of sources and 16 of warps: the partner's sums, and three quarters of a piece's.
 constexpr u32 kPartnerGap = 32, kPieceGap = 64;
 static_assert(!kPairs || (kListed / 4 <= 16 && kItemWarps <= 16 && kPieceGap + 4 * 48 <= 256), "gaps");
-static_assert(!kTable || (kSlotBytes >= kListed / 4 * 256 && kSlotBytes >= kItemWarps * 256 &&
+static_assert(!kQueriesInGaps || kItemSlots * 2 * kQueryBytes == kTableBytes, "the gaps are full");
+static_assert(!kListsInGaps || (kSlotBytes >= kListed / 4 * 256 && kSlotBytes >= kItemWarps * 256 &&
                           2 * kItemSlots * kSlotBytes <= kTableBytes),
               "gaps: four sources each, then one a warp, as far apart as the slots");
 // Partials of the heads that this CTA owns in a cluster: [kSplits][kHeads / kSplits][128], then their
@@ -189,7 +200,7 @@ struct SlotAddresses {
     return fixed - kSlotsAt + 128 + index * 256;
   }
   __device__ __forceinline__ SharedAddress sources(u32 rank) const {
-    return kTable ? gap(rank >> 2) + (rank & 3) * 32 : fixed + kSlotSources + rank * 32;
+    return kListsInGaps ? gap(rank >> 2) + (rank & 3) * 32 : fixed + kSlotSources + rank * 32;
   }
   // Cooperative: sums of a row, one for each warp, where the page's maxima were.
   __device__ __forceinline__ SharedAddress sums(u32 page_slot, u32 head) const {
@@ -197,7 +208,7 @@ struct SlotAddresses {
   }
   __device__ __forceinline__ SharedAddress warp_stats(u32 warp) const {
     if constexpr (kPairs) return gap(16 + warp);
-    return kTable ? gap(warp) + kItemSlots * kSlotBytes : fixed + kSlotWarpStats + warp * 128;
+    return kListsInGaps ? gap(warp) + kItemSlots * kSlotBytes : fixed + kSlotWarpStats + warp * 128;
   }
 };
 

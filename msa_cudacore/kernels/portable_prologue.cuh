@@ -165,6 +165,11 @@ __device__ __forceinline__ RowScale bounded_scale(float score_scale, int row_exp
   return {fmaxf(scale, 0x1p-126f), times_power_of_two(1.0f, cut)};
 }
 
+// Where a lane's 16 bytes of every k-step are: a gap of the table holds those of eight lanes.
+__device__ __forceinline__ u32 query_lane(u32 lane16) {
+  return kQueriesInGaps ? lane16 + (lane16 & 0x180) : lane16;
+}
+
 // Sixteen bfloat16 of a row; eight lanes hold a row, 128 threads all 16.
 struct QueryPart {
   u32 words[8];
@@ -213,13 +218,15 @@ __device__ __forceinline__ void stage_query(const QueryPart& part, int exponent,
       x[2 * i + 1] = __uint_as_float(word & 0xFFFF0000u) * factor * factor2;
     }
     const SharedAddress fragment =
-        queries + ((index & 1) * 2 + half) * 1024 + ((head & 7) * 4 + (index >> 1)) * 16 + (head >> 3) * 4;
+        queries + ((index & 1) * 2 + half) * (2 * kQueryStepBytes) +
+        query_lane(((head & 7) * 4 + (index >> 1)) * 16) + (head >> 3) * 4;
     constexpr int next = kTable ? 1 : 4;  // distance of the two dims of a pair
 #pragma unroll
     for (int step = 0; step < 2; ++step) {
       const int dim = kTable ? 4 * step : 2 * step, other = kTable ? dim + 2 : dim + 1;
-      ptx::st_shared_u32(fragment + step * 512, ptx::cvt_rn_f16x2_f32(x[dim + next], x[dim]));
-      ptx::st_shared_u32(fragment + step * 512 + 8, ptx::cvt_rn_f16x2_f32(x[other + next], x[other]));
+      const SharedAddress at = fragment + step * kQueryStepBytes;
+      ptx::st_shared_u32(at, ptx::cvt_rn_f16x2_f32(x[dim + next], x[dim]));
+      ptx::st_shared_u32(at + 8, ptx::cvt_rn_f16x2_f32(x[other + next], x[other]));
     }
   }
 }
