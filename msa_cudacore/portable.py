@@ -230,7 +230,9 @@ def _fill(items: int, pages: int, multiprocessors: int, roomy: bool, ids_per_lan
     if roomy and 44 * items > 5 * multiprocessors and 8 * items <= multiprocessors and pages > 8:
         return Configuration(2, 8, False, 1, cooperative=True)
     if items > 8 or not roomy:
-        return Configuration(1, parts(8), True, 1, cooperative=True)
+        # As long as every CTA of a cluster of eight has a multiprocessor to itself, eight warps to a page.
+        warps = 8 if roomy and 44 * items <= 5 * multiprocessors else 4
+        return Configuration(1, parts(8), True, 1, warps_per_page=warps, cooperative=True)
     # Of 128 multiprocessors in at most eight GPCs, one GPC has 16, one for each CTA of a cluster of 16. With
     # fewer, as on a part of a GPU, perhaps none has; a cluster of 8 fits everywhere.
     most = 16 if multiprocessors >= 128 else 8

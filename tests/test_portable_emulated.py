@@ -578,7 +578,15 @@ FAULTS = {
     "every partial has arrived": (
         CLUSTER, "while (!ptx::mbarrier_try_wait_parity_cluster(arrival, 0)) {\n  }", ""),
     "all partials are announced": (
-        CLUSTER, "kHeads * (kHeadDim * 4 + (kDirectSlices ? 0 : 8)));", "kHeads * (kHeadDim * 4));"),
+        CLUSTER, "kReceived * (kHeadDim * 4 + (kDirectSlices ? 0 : 8)));", "kReceived * (kHeadDim * 4));"),
+    "only the other half is announced": (CLUSTER, "kHalves ? kHeads / 2 : kHeads;", "kHeads;"),
+    "a thread keeps its own half": (
+        CLUSTER, "part.head / kOwned != static_cast<int>(split)) return;",
+        "part.head / kOwned == static_cast<int>(split)) return;"),
+    "inboxes are open before slices are sent": (
+        COOPERATIVE, "ptx::barrier_cluster_wait();  // every inbox is open\n    if (first", "if (first"),
+    "inboxes are open before halves are sent": (
+        CLUSTER, "if constexpr (kClusterMerge) ptx::barrier_cluster_wait();", ""),
     "sums that go ahead have arrived": (
         COOPERATIVE, "wait_for_inbox(slot + (kDirectSlices ? kSlotStatsArrival : kSlotArrival));", ""),
     "slices have arrived": (

@@ -99,7 +99,8 @@ def test_small_batches_cooperate_in_clusters_that_fit():
         return c.splits, c.page_slots, c.warps_per_page, c.cooperative
 
     assert [chosen(items) for items in (1, 8)] == [(16, 1, 8, True)] * 2
-    assert [chosen(items) for items in (9, 15, 17, 30)] == [(8, 1, 4, True)] * 4
+    assert [chosen(items) for items in (9, 15)] == [(8, 1, 8, True)] * 2
+    assert [chosen(items) for items in (17, 30)] == [(8, 1, 4, True)] * 2
     assert [chosen(items) for items in (16, 31, 33)] == [(8, 2, 4, True), (4, 4, 4, True), (4, 4, 4, True)]
     assert [chosen(items) for items in (34, 64, 66)] == [(2, 4, 4, True)] * 3
     for items in range(1, 67):

@@ -440,7 +440,7 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
       }
     }
     ResultPlace to = {};
-    if constexpr (!kSplit) {
+    if constexpr (!kSplit || kHalves) {
       const auto mine = part_of_thread<kPartDims>(thread_now);
       to = result_place_now(args, item_row, mine.head, mine.dim);
     }
@@ -449,9 +449,10 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
     const auto merged = merge_item(slot, place.item_ring, thread_now);
     if constexpr (kClusterMerge) ptx::barrier_cluster_wait();  // every inbox is open
     hand_over(args, to, merged, slot.fixed, split);
+    if constexpr (kHalves) collect_half(args, to, merged, slot.fixed, split);
     if constexpr (kWorkspaceMerge) merge_if_last(args, item_row, slot.fixed, index, thread_now);
   }
-  if constexpr (kClusterMerge) collect_partials(args, item_row, slot.fixed, split, thread_now);
+  if constexpr (kClusterMerge && !kHalves) collect_partials(args, item_row, slot.fixed, split, thread_now);
   if constexpr (kManyItems)  // out of shared memory: the loop over pages has no register for it
     return item_row.row * args.num_kv_heads + item_row.kv_head + gridDim.x * kItemSlots;
   else

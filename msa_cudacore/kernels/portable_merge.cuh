@@ -428,7 +428,8 @@ __device__ __forceinline__ void open_inbox(SharedAddress slot, bool opens) {
   // ptxas initialises the barrier for the whole warp at once, which compute-sanitizer takes for another lane.
   __syncwarp();
   if (!opens) return;
-  ptx::mbarrier_arrive_expect_tx(slot + kSlotArrival, kHeads * (kHeadDim * 4 + (kDirectSlices ? 0 : 8)));
+  constexpr int kReceived = kHalves ? kHeads / 2 : kHeads;
+  ptx::mbarrier_arrive_expect_tx(slot + kSlotArrival, kReceived * (kHeadDim * 4 + (kDirectSlices ? 0 : 8)));
   if constexpr (kDirectSlices) ptx::mbarrier_arrive_expect_tx(slot + kSlotStatsArrival, kHeads * 8);
 }
 
@@ -555,6 +556,42 @@ __device__ __forceinline__ void collect_partials(const Arguments& args, const It
   if constexpr (kDirectSlices) wait_for_inbox(slot + kSlotArrival);
 }
 
+// The result of a thread's part of a head; scales: of the item's rows.
+template <int kDims, int kStride>
+__device__ __forceinline__ void store_result(const ResultPlace& to, const MergedPart<kDims, kStride>& part,
+                                             SharedAddress scales) {
+  store_output(to.out, output_factor(to.v_global_scale, part.sum), part.out, kStride);
+  if (part.dim == 0)
+    store_lse(to.lse, part.origin, part.sum, ptx::ld_shared_f32(scales + part.head * 8 + 4));
+}
+
+// A half: a thread's part becomes the result with what the other CTA has sent.
+template <int kDims, int kStride>
+__device__ __forceinline__ void collect_half(const Arguments& args, const ResultPlace& to,
+                                             MergedPart<kDims, kStride> part, SharedAddress slot, u32 split) {
+  if (part.head / kOwned != static_cast<int>(split)) return;
+  wait_for_inbox(slot + kSlotArrival);
+  if (part.head >= args.group) return;
+  const u32 index = (split ^ 1) * kOwned + part.head % kOwned;
+  const SharedAddress from = slot + kSlotInbox + index * (kHeadDim * 4) + part.dim * 4;
+  const float2 stats = ptx::ld_shared_v2_f32(slot + kSlotInboxStats + index * 8);
+  float4 sent[kDims / 4];
+#pragma unroll
+  for (int i = 0; i < kDims / 4; ++i) sent[i] = ptx::ld_shared_v4_f32(from + i * (kStride * 4));
+  const float origin = fmaxf(part.origin, stats.x);
+  const float kept = ptx::ex2_approx_ftz_f32(part.origin - origin),
+              factor = ptx::ex2_approx_ftz_f32(stats.x - origin);
+  part.origin = origin;
+  part.sum = fmaf(factor, stats.y, kept * part.sum);
+#pragma unroll
+  for (int i = 0; i < kDims / 4; ++i) {
+    float4& x = part.out[i];
+    x = make_float4(kept * x.x, kept * x.y, kept * x.z, kept * x.w);
+    add_scaled(x, factor, sent[i]);
+  }
+  store_result(to, part, slot + kSlotScales);
+}
+
 // Workspace of splits that are no cluster, and of leftovers: float [items, kStored, group, 128], then
 // (origin, sum) [items, kStored, group].
 struct Workspace {
@@ -576,15 +613,6 @@ __device__ __forceinline__ void store_partial(const Arguments& args, const Merge
 #pragma unroll
   for (int i = 0; i < kDims / 4; ++i) to.out[(part.dim + kStride * i) / 4] = part.out[i];
   if (part.dim == 0) *to.stats = make_float2(part.origin, part.sum);
-}
-
-// The result of a thread's part of a head; scales: of the item's rows.
-template <int kDims, int kStride>
-__device__ __forceinline__ void store_result(const ResultPlace& to, const MergedPart<kDims, kStride>& part,
-                                             SharedAddress scales) {
-  store_output(to.out, output_factor(to.v_global_scale, part.sum), part.out, kStride);
-  if (part.dim == 0)
-    store_lse(to.lse, part.origin, part.sum, ptx::ld_shared_f32(scales + part.head * 8 + 4));
 }
 
 // The partials of an item become its result, kDims dims a thread.
@@ -626,7 +654,7 @@ __device__ __forceinline__ void hand_over(const Arguments& args, const ResultPla
                                           const MergedPart<kDims, kStride>& part, SharedAddress slot,
                                           u32 split) {
   if constexpr (kClusterMerge) {
-    push_partial(part, slot, split);
+    if (!kHalves || part.head / kOwned != static_cast<int>(split)) push_partial(part, slot, split);
   } else if (part.head < args.group) {
     if constexpr (kSplit)
       store_partial(args, part, blockIdx.x / kSplits, split);
