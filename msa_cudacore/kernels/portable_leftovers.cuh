@@ -4,7 +4,7 @@
 // take fewer pages; the other page slots are busy meanwhile. So every multiprocessor has about as many pages.
 // Pairs deal them otherwise, see turns_of_piece, and keep their partials, see portable_pairs.cuh.
 #pragma once
-#include "portable_merge.cuh"
+#include "portable_splits.cuh"
 
 // Item slots that have pieces of the same leftover.
 constexpr u32 kSharers = kLeftovers ? kPieces / kPieceSlots : 1;

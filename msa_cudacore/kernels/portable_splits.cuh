@@ -1,0 +1,252 @@
+// What CTAs have of an item becomes its result: in a cluster by st.async into distributed shared memory, or
+// through a workspace, where the last to arrive merges. Sums run in a fixed order.
+#pragma once
+#include "atomic.cuh"
+#include "cluster.cuh"
+#include "fence.cuh"
+#include "mbarrier.cuh"
+#include "portable_merge.cuh"
+
+// ---- Clusters
+
+// Announces what this CTA will receive, before the first load: the fence would hold up what waits for it. The
+// CTA arrives at the cluster's barrier later, while its first page is on its way.
+__device__ __forceinline__ void open_inbox(SharedAddress slot, bool opens) {
+  if (opens) {
+    ptx::mbarrier_init(slot + kSlotArrival, 1);
+    if constexpr (kDirectSlices) ptx::mbarrier_init(slot + kSlotStatsArrival, 1);
+    ptx::fence_mbarrier_init_release_cluster();
+  }
+  // ptxas initialises the barrier for the whole warp at once, which compute-sanitizer takes for another lane.
+  __syncwarp();
+  if (!opens) return;
+  constexpr int kReceived = kHalves ? kHeads / 2 : kHeads;
+  ptx::mbarrier_arrive_expect_tx(slot + kSlotArrival, kReceived * (kHeadDim * 4 + (kDirectSlices ? 0 : 8)));
+  if constexpr (kDirectSlices) ptx::mbarrier_arrive_expect_tx(slot + kSlotStatsArrival, kHeads * 8);
+}
+
+// Each CTA of the cluster owns kHeads / kSplits heads and receives their partials from all, itself included
+// unless it keeps its half.
+constexpr int kOwned = kHeads / kSplits;
+
+// Where the owner of a head receives a part of it.
+struct Inbox {
+  SharedAddress arrival, part;
+};
+
+__device__ __forceinline__ Inbox inbox_of(SharedAddress slot, u32 split, u32 head, u32 dim) {
+  const u32 owner = head / kOwned, index = split * kOwned + head % kOwned;
+  return {ptx::mapa_shared_cluster(slot + kSlotArrival, owner),
+          ptx::mapa_shared_cluster(slot + kSlotInbox + index * (kHeadDim * 4) + dim * 4, owner)};
+}
+
+// Of a warp's slice. Kept in registers from before the pages on: one wait less at the end.
+__device__ __forceinline__ Inbox inbox_of_slice(SharedAddress slot, u32 split, u32 warp, int lane, int row) {
+  Inbox inbox = inbox_of(slot, split, head_of_slice(lane, row), dim_of_slice(warp, lane));
+  ptx::opaque(inbox.arrival);
+  ptx::opaque(inbox.part);
+  return inbox;
+}
+
+template <int kDims, int kStride>
+__device__ __forceinline__ void push_values(const MergedPart<kDims, kStride>& part, const Inbox& to) {
+#pragma unroll
+  for (int i = 0; i < kDims / 4; ++i)
+    ptx::st_async_v4(to.part + i * (kStride * 4), part.out[i].x, part.out[i].y, part.out[i].z, part.out[i].w,
+                     to.arrival);
+}
+
+template <int kDims, int kStride>
+__device__ __forceinline__ void push_partial(const MergedPart<kDims, kStride>& part, SharedAddress slot,
+                                             u32 split) {
+  const Inbox to = inbox_of(slot, split, part.head, part.dim);
+  push_values(part, to);
+  const u32 owner = part.head / kOwned, index = split * kOwned + part.head % kOwned;
+  if (part.dim == 0)
+    ptx::st_async_v2(ptx::mapa_shared_cluster(slot + kSlotInboxStats + index * 8, owner), part.origin,
+                     part.sum, to.arrival);
+}
+
+// The first warp tells the owners of all heads this CTA's origins and sums, which no value has to be
+// multiplied for. any: a page came, and kSlotSums has its warps' sums.
+__device__ __forceinline__ void tell_stats(const SliceState& state, SharedAddress slot, int lane, u32 split,
+                                           bool any) {
+  const u32 g = lane >> 2, t = lane & 3, head = g + 8 * t;
+  if (t >= 2) return;
+  float sum = 0.0f;
+  if (any) sum = sum_of_warps(slot + kSlotSums + head * (kWarpsPerPage * 4));
+  const float scale = ptx::ld_shared_f32(slot + kSlotScales + head * 8);
+  const float origin = fmaf(t == 0 ? state.reference[0] : state.reference[1], scale, kHeadroom);
+  const u32 owner = head / kOwned, index = split * kOwned + head % kOwned;
+  ptx::st_async_v2(ptx::mapa_shared_cluster(slot + kSlotInboxStats + index * 8, owner), origin, sum,
+                   ptx::mapa_shared_cluster(slot + kSlotStatsArrival, owner));
+}
+
+// Waits for what the cluster sends.
+__device__ __forceinline__ void wait_for_inbox(SharedAddress arrival) {
+  while (!ptx::mbarrier_try_wait_parity_cluster(arrival, 0)) {
+  }
+}
+
+__device__ __forceinline__ void collect_partials(const Arguments& args, const ItemRow& item,
+                                                 SharedAddress slot, u32 split, int thread) {
+  // Places of a head for a thread: all threads together take what the CTA owns.
+  constexpr int kShare = kOwned * kHeadDim / kItemThreads;
+  constexpr int kDims = !kDirectSlices || (kPlacesAreDims && kShare >= 4) ? 4 : kShare >= 2 ? 2 : 1;
+  constexpr int kLanes = kHeadDim / kDims;
+  const int place = thread % kLanes * kDims;
+  const ResultPlace result =
+      result_place_now(args, item, split * kOwned + thread / kLanes, dim_of_place(place));
+  wait_for_inbox(slot + (kDirectSlices ? kSlotStatsArrival : kSlotArrival));
+#pragma unroll
+  for (int first = 0; first < kOwned; first += kItemThreads / kLanes) {
+    const int owned = first + thread / kLanes, head = split * kOwned + owned;
+    if (owned >= kOwned || head >= args.group) continue;
+    float2 stats[kSplits];
+    float factor[kSplits], origin = kNoOrigin, sum = 0.0f;
+#pragma unroll
+    for (int s = 0; s < kSplits; ++s) {
+      stats[s] = ptx::ld_shared_v2_f32(slot + kSlotInboxStats + (s * kOwned + owned) * 8);
+      origin = fmaxf(origin, stats[s].x);
+    }
+#pragma unroll
+    for (int s = 0; s < kSplits; ++s) {
+      factor[s] = ptx::ex2_approx_ftz_f32(stats[s].x - origin);
+      sum = fmaf(factor[s], stats[s].y, sum);
+    }
+    if (place == 0)
+      store_lse(result.lse + first * args.lse_head, origin, sum,
+                ptx::ld_shared_f32(slot + kSlotScales + head * 8 + 4));
+    u8* const to = result.out + first * args.out_head;
+    const float whole = output_factor(result.v_global_scale, sum);
+    if constexpr (kDirectSlices) wait_for_inbox(slot + kSlotArrival);
+    const SharedAddress partials = slot + kSlotInbox + owned * (kHeadDim * 4) + place * 4;
+    if constexpr (kDims == 1) {
+      float x[2] = {};
+#pragma unroll
+      for (int s = 0; s < kSplits; ++s)
+        x[s % 2] = fmaf(factor[s], ptx::ld_shared_f32(partials + s * (kOwned * kHeadDim * 4)), x[s % 2]);
+      store_bf16(to, (x[0] + x[1]) * whole);
+    } else if constexpr (kDims == 2) {
+      float2 out = make_float2(0.0f, 0.0f);
+#pragma unroll
+      for (int s = 0; s < kSplits; ++s) {
+        const float2 x = ptx::ld_shared_v2_f32(partials + s * (kOwned * kHeadDim * 4));
+        out.x = fmaf(factor[s], x.x, out.x);
+        out.y = fmaf(factor[s], x.y, out.y);
+      }
+      store_bf16(to, out.x * whole);
+      store_bf16(to + (kPlacesAreDims ? 2 : 4), out.y * whole);
+    } else {
+      float4 out[1] = {make_float4(0.0f, 0.0f, 0.0f, 0.0f)};
+#pragma unroll
+      for (int s = 0; s < kSplits; ++s)
+        add_scaled(out[0], factor[s], ptx::ld_shared_v4_f32(partials + s * (kOwned * kHeadDim * 4)));
+      store_output(to, whole, out);
+    }
+  }
+  // Heads beyond the group arrive too, and this CTA must be there.
+  if constexpr (kDirectSlices) wait_for_inbox(slot + kSlotArrival);
+}
+
+// A half: a thread's part becomes the result with what the other CTA has sent.
+template <int kDims, int kStride>
+__device__ __forceinline__ void collect_half(const Arguments& args, const ResultPlace& to,
+                                             MergedPart<kDims, kStride> part, SharedAddress slot, u32 split) {
+  if (part.head / kOwned != static_cast<int>(split)) return;
+  wait_for_inbox(slot + kSlotArrival);
+  if (part.head >= args.group) return;
+  const u32 index = (split ^ 1) * kOwned + part.head % kOwned;
+  const SharedAddress from = slot + kSlotInbox + index * (kHeadDim * 4) + part.dim * 4;
+  const float2 stats = ptx::ld_shared_v2_f32(slot + kSlotInboxStats + index * 8);
+  float4 sent[kDims / 4];
+#pragma unroll
+  for (int i = 0; i < kDims / 4; ++i) sent[i] = ptx::ld_shared_v4_f32(from + i * (kStride * 4));
+  const float origin = fmaxf(part.origin, stats.x);
+  const float kept = ptx::ex2_approx_ftz_f32(part.origin - origin),
+              factor = ptx::ex2_approx_ftz_f32(stats.x - origin);
+  part.origin = origin;
+  part.sum = fmaf(factor, stats.y, kept * part.sum);
+#pragma unroll
+  for (int i = 0; i < kDims / 4; ++i) {
+    float4& x = part.out[i];
+    x = make_float4(kept * x.x, kept * x.y, kept * x.z, kept * x.w);
+    add_scaled(x, factor, sent[i]);
+  }
+  store_result(to, part, slot + kSlotScales);
+}
+
+// ---- Workspace
+
+// Of splits that are no cluster, and of leftovers: float [items, kStored, group, 128], then
+// (origin, sum) [items, kStored, group].
+struct Workspace {
+  float4* out;
+  float2* stats;
+};
+
+__device__ __forceinline__ Workspace workspace_of(const Arguments& args, u32 item, int split, int head) {
+  const i64 row = (static_cast<i64>(item) * kStored + split) * args.group + head;
+  const i64 rows = static_cast<i64>(item_count(args) - first_leftover()) * kStored * args.group;
+  return {reinterpret_cast<float4*>(args.workspace + row * kHeadDim * 4),
+          reinterpret_cast<float2*>(args.workspace + rows * kHeadDim * 4) + row};
+}
+
+template <int kDims, int kStride>
+__device__ __forceinline__ void store_partial(const Arguments& args, const MergedPart<kDims, kStride>& part,
+                                              u32 item, int split) {
+  const Workspace to = workspace_of(args, item, split, part.head);
+#pragma unroll
+  for (int i = 0; i < kDims / 4; ++i) to.out[(part.dim + kStride * i) / 4] = part.out[i];
+  if (part.dim == 0) *to.stats = make_float2(part.origin, part.sum);
+}
+
+// The partials of an item become its result, kDims dims a thread.
+template <int kDims>
+__device__ __forceinline__ void merge_stored(const Arguments& args, const ItemRow& item, u32 index,
+                                             int thread, SharedAddress scales) {
+  const auto mine = part_of_thread<kDims>(thread);
+  if (mine.head >= args.group) return;
+  const auto part = merge_partials<kStored, kDims>(
+      thread,
+      [&](int p, int head) { return *workspace_of(args, index, p, head).stats; },
+      [&](int p, int head, int dim) { return workspace_of(args, index, p, head).out[dim / 4]; });
+  store_result(result_place(args, item, part.head, part.dim), part, scales);
+}
+
+// Tells that this warp has stored its share of a partial; gives how many of its fellows have before it.
+// Nobody waits for another CTA, which need not be resident. The last of kStored leaves the counter at zero
+// for the next launch, and may read what all have stored.
+__device__ __forceinline__ u32 arrive(u8* counter, int lane) {
+  __syncwarp();  // stores of all lanes come before the release
+  u32 before = 0;
+  if (lane == 0) before = ptx::atom_inc_acq_rel_gpu_u32(counter, kStored - 1);
+  before = __shfl_sync(~0u, before, 0);
+  __syncwarp();  // and loads of all lanes after the acquire
+  return before;
+}
+
+// Equal warps of an item's CTAs hold equal places, so each lot merges on its own: the last to arrive does.
+__device__ __forceinline__ void merge_if_last(const Arguments& args, const ItemRow& item, SharedAddress slot,
+                                              u32 index, int thread) {
+  u8* counter = args.arrivals + (static_cast<u64>(index) * kItemWarps + thread / 32) * 4;
+  if (arrive(counter, thread & 31) == kStored - 1)
+    merge_stored<kPartDims>(args, item, index, thread, slot + kSlotScales);
+}
+
+// ---- Either, or neither
+
+// What a thread holds of the CTA's result goes where it belongs; `to` is its place if that is the result.
+template <int kDims, int kStride>
+__device__ __forceinline__ void hand_over(const Arguments& args, const ResultPlace& to,
+                                          const MergedPart<kDims, kStride>& part, SharedAddress slot,
+                                          u32 split) {
+  if constexpr (kClusterMerge) {
+    if (!kHalves || part.head / kOwned != static_cast<int>(split)) push_partial(part, slot, split);
+  } else if (part.head < args.group) {
+    if constexpr (kSplit)
+      store_partial(args, part, blockIdx.x / kSplits, split);
+    else
+      store_result(to, part, slot + kSlotScales);
+  }
+}
