@@ -527,6 +527,7 @@ CLUSTER = Program(Configuration(1, 2, True, 1), "sm_90a")
 COOPERATIVE = Program(Configuration(1, 2, True, 1, cooperative=True), "sm_90a")
 EIGHT_WARPS = Program(Configuration(1, 4, True, 1, warps_per_page=8, cooperative=True), "sm_90a")
 SIDE_BY_SIDE = Program(Configuration(2, 1, False, 1, cooperative=True), "sm_90a")
+MANY_PAGES = Program(Configuration(2, 2, True, 1, table=True, cooperative=True), "sm_90a")
 WORKSPACE = Program(Configuration(1, 2, False, 1), "sm_86")
 
 ONE_PIECE, TWO_PIECES, TWO_ITEMS, PAIRS = LEFTOVERS
@@ -579,6 +580,10 @@ FAULTS = {
         CLUSTER, "while (!ptx::mbarrier_try_wait_parity_cluster(arrival, 0)) {\n  }", ""),
     "all partials are announced": (
         CLUSTER, "kReceived * (kHeadDim * 4 + (kDirectSlices ? 0 : 8)));", "kReceived * (kHeadDim * 4));"),
+    "entries of the page table are brought from its row alone": (
+        MANY_PAGES, "if (entry < args.max_pages)", "if (true)"),
+    "a copy of the page table comes before the second page": (
+        MANY_PAGES, "place.ring + kStageBytes + lane * 4", "place.ring + lane * 4"),
     "only the other half is announced": (CLUSTER, "kHalves ? kHeads / 2 : kHeads;", "kHeads;"),
     "a thread keeps its own half": (
         CLUSTER, "part.head / kOwned != static_cast<int>(split)) return;",

@@ -121,6 +121,8 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
     if constexpr (kPairs) open_pair(slot.fixed, warp == kWarpsPerPage && lane == 0);  // it has least to do
     const SelectedIds ids = load_ids(args, item, lane);
     if constexpr (kIdsFirst) find_request(args, item);
+    // Into the second stage, whose page is requested when these copies have come with the first.
+    if constexpr (kManyPages) bring_page_ids(args, item, place.ring + kStageBytes + lane * 4);
     const int seqused = load_seqused(args, item);
     // Queries: eight threads a head. Those of the slot's own item are the first page slot's, whose warps are
     // oldest and so issue first, and a leftover's the last one's, or the second one's of pairs: it has least
@@ -138,10 +140,11 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
 #pragma unroll
     for (int i = 0; i < kStagings; ++i)
       query[i] = load_query(args, asked, head < kHeads ? head + i * kHeadsAtOnce : args.group, query_index);
+    if constexpr (kManyPages) fill_table(smem, threadIdx.x);
     selection = load_pages(args, item, ids, seqused);
     const SourceLanes from_lanes = source_lanes(lane16, part);
     const PartSources sources = part_sources(args, item.kv_head, from_lanes);
-    if constexpr (kTable && kLateQueries) fill_table(smem, threadIdx.x);
+    if constexpr (kTable && kLateQueries && !kManyPages) fill_table(smem, threadIdx.x);
 
     auto stage_queries = [&] {
       const u32 of = of_leftover ? 1 : 0;

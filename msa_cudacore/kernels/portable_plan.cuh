@@ -99,7 +99,7 @@ constexpr bool kWholeRound = kTable && !kCooperative && !kSplit && !kLeftovers &
 constexpr bool kSecondBehindScores = kWholeRound && kItemSlots != 2;
 // Queries are staged while the page ids are on their way, or, with few pages or where most warps have some to
 // stage before they could request a page, while the first page is. Then the table is filled in place of them
-// while the page ids are on their way; else it is filled last.
+// while the page ids are on their way, or, with many pages a CTA, the ids; else it is filled last.
 constexpr bool kLateQueries = kCooperative || kLeftovers || (kWholeRound && kItemSlots == 4);
 // Loads of the selection and of the queries are issued where they are written, and page ids are requested
 // without waiting for the context's length.

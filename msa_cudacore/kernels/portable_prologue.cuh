@@ -1,6 +1,7 @@
 // Before an item's first page: its legal pages out of the selection, and its queries as MMA fragments.
 #pragma once
 #include "convert.cuh"
+#include "cp_async.cuh"
 #include "global_memory.cuh"
 #include "portable_plan.cuh"
 #include "shared_memory.cuh"
@@ -31,6 +32,14 @@ __device__ __forceinline__ SelectedIds load_ids(const Arguments& args, const Ite
 
 __device__ __forceinline__ int load_seqused(const Arguments& args, const Item& item) {
   return load_early(args.seqused_k + item.request * args.seqused_k_stride);
+}
+
+// Brings the request's row of the page table into L1, an entry of each sector of 32 bytes, for rows up to
+// 8 * kThreads pages. Nobody reads the copies at `to`; what counts is that page ids are near when ids come.
+__device__ __forceinline__ void bring_page_ids(const Arguments& args, const Item& item, SharedAddress to) {
+  const int entry = (kThreads - 1 - threadIdx.x) * 8;  // the last warps have no queries
+  if (entry < args.max_pages)
+    ptx::cp_async_ca_4(to, args.page_table + item.request * args.page_table_row + entry * args.page_table_j);
 }
 
 // The item's legal pages in the order of its q2k row.

@@ -9,6 +9,11 @@ __device__ __forceinline__ void cp_async_cg_16(SharedAddress dst, const void* sr
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
 }
 
+// cp.async.ca.shared.global [dst], [src], 4;  PTX ISA 7.0, sm_80. Both 4-byte aligned; the sector stays in L1.
+__device__ __forceinline__ void cp_async_ca_4(SharedAddress dst, const void* src) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(dst), "l"(src) : "memory");
+}
+
 // cp.async.commit_group;  PTX ISA 7.0, sm_80.
 __device__ __forceinline__ void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
