@@ -301,6 +301,7 @@ class PortableProgram:
                 f"{', table' if configuration.table else ''}"
                 f"{', cooperative' if configuration.cooperative else ''}"
                 f"{f', leftovers in {configuration.pieces} pieces' if configuration.pieces else ''}"
+                f"{' of pairs' if configuration.pairs else ''}"
                 f"{f', merge={merge}' if configuration.splits > 1 else ''})"
             ),
             configuration=configuration,
