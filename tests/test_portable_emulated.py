@@ -2,6 +2,9 @@
 
 `python tests/test_portable_emulated.py [problems] [seed]` runs the long sweep: random problems over all
 configurations, and all hard problems.
+
+One long file, because all its parts (problems, planted faults, the comparison with a device, the sweep) share
+the programs, the way to launch them and the judge.
 """
 
 from __future__ import annotations
