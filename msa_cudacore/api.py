@@ -206,7 +206,8 @@ def prepare_msa_nvfp4_sparse_decode(
     enable_pdl
         Programmatic dependent launch, compute capability 9.0 and up: the step may be started while the kernel ahead
         of it on the stream still runs, and waits for its end before it touches global memory. It lets a kernel behind
-        it, launched in the same way, start early likewise. Results are the same. Host backends ignore it.
+        it, launched in the same way, start early likewise. Results are the same; time is gained where the kernel ahead
+        lets dependents start before its end. Host backends ignore it.
 
     Returns
     -------

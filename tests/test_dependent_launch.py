@@ -29,10 +29,11 @@ LEAVES = ("EXIT", "RET", "BRX", "CALL")
 
 def hopper_configurations() -> set[portable.Configuration]:
     facts = DeviceFacts(0, "", (9, 0), 132, 227 * 1024, 228 * 1024, True)
-    items, splits = (1, 12, 16, 32, 64, 128, 160, 192, 256, 280, 512, 600), (None, 1, 2, 8)
+    items = (1, 12, 16, 32, 64, 128, 160, 192, 256, 280, 512, 600, 850)
+    sizes = itertools.chain(itertools.product(items, (16,), (None, 1, 2, 8)), itertools.product(items, (64,), (None,)))
     return {
-        portable.choose_configuration(Problem(batch, 1, 16, 1, 16, 64, num_pages=1), facts, factor)
-        for batch, factor in itertools.product(items, splits)
+        portable.choose_configuration(Problem(batch, 1, 16, 1, topk, 64, num_pages=1), facts, factor)
+        for batch, topk, factor in sizes
     }
 
 
