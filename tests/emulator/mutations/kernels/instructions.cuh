@@ -44,11 +44,6 @@ __device__ __forceinline__ void bulk_wait_read() { asm volatile("cp.async.bulk.w
 // cp.async.bulk.wait_group 0;  PTX ISA 8.0, sm_90. The writes are visible to this thread.
 __device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// cp.async.ca.shared.global [to], [from], 4;  PTX ISA 7.0, sm_80.
-__device__ __forceinline__ void cp_async_ca_4(SharedAddress to, const void* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
-}
-
 // mbarrier.inval.shared::cta.b64 [address];  PTX ISA 7.0, sm_80.
 __device__ __forceinline__ void mbarrier_inval(SharedAddress address) {
   asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(address) : "memory");
