@@ -485,6 +485,21 @@ def test_hard_arithmetic(name, program, rng):
     check(HARD[name](rng), program)
 
 
+@pytest.mark.parametrize(
+    "name, program", [(name, LEFTOVERS[number % len(LEFTOVERS)]) for number, name in enumerate(HARD)], ids=str
+)
+def test_hard_arithmetic_of_a_leftover(name, program, rng):
+    """Every request as often as it takes for some to be cut into pieces."""
+    case, n = HARD[name](rng), program.configuration.pieces // program.configuration.piece_slots + 1
+    times = {"q": (n, 1, 1), "q2k_indices": (1, n, 1), "page_table": (n, 1), "seqused_k": (n,)}
+    arrays = {array: np.tile(getattr(case, array), often) for array, often in times.items()}
+    case = replace(case, **arrays, expected_out=None, expected_lse=None)
+    items = case.batch * case.seqlen_q * case.num_kv_heads
+    program = program.fitted(items)
+    assert program.configuration.leftovers(items, program.multiprocessors) > 0
+    check(case, program)
+
+
 @pytest.mark.parametrize("program", KINDS, ids=str)
 def test_every_scale_byte_of_live_tokens(program):
     """One token for each scale byte but the NaNs, sign included, on the K and on the V side."""
