@@ -1,4 +1,5 @@
-"""Fixtures: fresh random data with a printed seed, and the machines on which the public function is run.
+"""Fixtures: fresh random data with a printed seed, what machine code must have, and the machines on which the
+public function is run.
 
 Nothing here touches CUDA before a test that needs it starts.
 """
@@ -6,7 +7,9 @@ Nothing here touches CUDA before a test that needs it starts.
 from __future__ import annotations
 
 import functools
+import re
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +57,36 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     seed = secrets.randbits(32) if seed is None else seed
     print(f"random data: --seed {seed}")
     return np.random.default_rng(seed)
+
+
+# Loads, stores, atomics, reductions and bulk copies; LDS, STS, ATOMS, LDC, LDTM and the like stay inside an SM.
+_GLOBAL = re.compile(r"(LD|ST|LDG|STG|LDGSTS|ATOM|ATOMG|RED|REDG|UBLK\w+|UTMALDG|UTMASTG|UTMAREDG|UTMAPF)(\.|$)")
+_LEAVES = ("EXIT", "RET", "BRX", "CALL")
+
+
+@pytest.fixture
+def assert_waits_first() -> Callable[[bytes, str, Any], None]:
+    """Asserts of an entry's machine code that a dependent launch waits for its predecessor (ACQBULK) before it touches
+    global memory, and lets its own dependents start (PREEXIT). `ld.global.nc` may be moved across an `asm volatile` by
+    a compiler, so the machine code is what counts. Skips the test without nvdisasm.
+    """
+    from benchmarks.blackwell_sass import disassemble, disassembler, parse
+
+    def check(code: bytes, entry: str, configuration: Any) -> None:
+        if disassembler() is None:
+            pytest.skip("nvdisasm is not installed (it comes with the test extra)")
+        instructions = parse(disassemble(code), entry)
+        waits = [at for at, instruction in enumerate(instructions) if instruction.opcode == "ACQBULK"]
+        assert len(waits) == 1 and instructions[waits[0]].guard == "", configuration
+        before, after = instructions[: waits[0]], instructions[waits[0] :]
+        early = [i.text for i in before if _GLOBAL.match(i.opcode) or i.opcode in _LEAVES]
+        assert not early, (configuration, early)
+        around = [i.text for i in before if i.target is not None and i.target > waits[0]]
+        assert not around, (configuration, around)
+        assert any(instruction.opcode == "PREEXIT" for instruction in after), configuration
+        assert any(_GLOBAL.match(instruction.opcode) for instruction in after), configuration
+
+    return check
 
 
 @dataclass(frozen=True)

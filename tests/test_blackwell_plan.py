@@ -16,6 +16,7 @@ from msa_cudacore.ptx import nvrtc
 from benchmarks.blackwell_sass import REFERENCE, count, disassemble, disassembler
 from msa_cudacore.blackwell import (
     ARCHITECTURES,
+    ENTRY,
     SPLITS,
     BlackwellProgram,
     Configuration,
@@ -136,13 +137,14 @@ CONFIGURATIONS = [
     if isinstance(value, str)
     else f"{'short' if value.short else 'split'}{value.splits}",
 )
-def test_machine_code_has_no_spills_and_uses_the_tensor_cores(arch, configuration):
+def test_machine_code_has_no_spills_and_uses_the_tensor_cores(arch, configuration, assert_waits_first):
     cubin = compile_cubin(source(configuration.constants), arch, name="blackwell.cu", use_cache=False)
     (resources,) = cubin.resources().values()
     assert (resources.spill_store_bytes, resources.spill_load_bytes, resources.stack_bytes) == (0, 0, 0)
     assert resources.registers * configuration.block <= 65536, "the CTA would not fit an SM's register file"
     assert configuration.shared_bytes + resources.static_shared_bytes <= 227 * 1024
 
+    assert_waits_first(cubin.code, ENTRY, configuration)
     counts = opcodes(cubin.code)
     assert not counts.keys() & {"LDL", "STL"}, "local memory"
     # Two passes by two halves of the score MMA, for each page of a pair and for a page alone; eight output

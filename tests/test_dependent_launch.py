@@ -1,78 +1,26 @@
 """Programmatic dependent launch: a step that begins before its predecessor has ended must not see what that has
-yet to write. Shown twice: in machine code no access to global memory stands ahead of the wait, and on a device
-the predecessor lets the step start, takes its time, and only then writes what the step reads.
+yet to write. On a device the predecessor lets the step start, takes its time, and only then writes what the step
+reads. That no access to global memory stands ahead of the wait is read from machine code where programs are
+compiled: `test_kernels.py`, `test_blackwell_plan.py`.
 """
 
 from __future__ import annotations
 
-import itertools
-import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from benchmarks.blackwell_sass import disassemble, disassembler, parse
-from msa_cudacore import blackwell, portable, prepare_msa_nvfp4_sparse_decode
+from msa_cudacore import portable, prepare_msa_nvfp4_sparse_decode
 from msa_cudacore.cases import Case, random_case
-from msa_cudacore.contract import Problem
 from msa_cudacore.launch import device as device_module
-from msa_cudacore.launch.compile import compile_cubin
 from msa_cudacore.launch.device import DeviceFacts
 from msa_cudacore.reference import compare
-
-WAIT, TRIGGER = "ACQBULK", "PREEXIT"
-# Loads, stores, atomics, reductions and bulk copies; LDS, STS, ATOMS, LDC, LDTM and the like stay inside an SM.
-GLOBAL = re.compile(r"(LD|ST|LDG|STG|LDGSTS|ATOM|ATOMG|RED|REDG|UBLK\w+|UTMALDG|UTMASTG|UTMAREDG|UTMAPF)(\.|$)")
-LEAVES = ("EXIT", "RET", "BRX", "CALL")
-
-
-def hopper_configurations() -> set[portable.Configuration]:
-    facts = DeviceFacts(0, "", (9, 0), 132, 227 * 1024, 228 * 1024, True)
-    items = (1, 12, 16, 32, 64, 128, 160, 192, 256, 280, 512, 600, 850)
-    sizes = itertools.chain(itertools.product(items, (16,), (None, 1, 2, 8)), itertools.product(items, (64,), (None,)))
-    return {
-        portable.choose_configuration(Problem(batch, 1, 16, 1, topk, 64, num_pages=1), facts, factor)
-        for batch, topk, factor in sizes
-    }
-
-
-def sources(program: str) -> dict[str, str]:
-    """CUDA C++ by configuration."""
-    if program == "blackwell sm_100a":
-        chosen = [blackwell.Configuration(splits, 10, False, 148, 0) for splits in blackwell.SPLITS]
-        chosen.append(blackwell.Configuration(1, 4, True, 148, 0))
-        return {configuration.description: blackwell.source(configuration.constants) for configuration in chosen}
-    if program == "portable sm_120a":
-        return {"": portable.source(portable.Configuration(1, 1, False, 1))}
-    return {repr(c): portable.source(c) for c in sorted(hopper_configurations(), key=repr)}
-
-
-@pytest.mark.parametrize("program", ["portable sm_90a", "portable sm_120a", "blackwell sm_100a"])
-def test_machine_code_waits_before_it_touches_global_memory(program):
-    """`ld.global.nc` may be moved across an `asm volatile` by a compiler, so the machine code is what counts."""
-    if disassembler() is None:
-        pytest.skip("nvdisasm is not installed (it comes with the test extra)")
-    name, arch = program.split()
-    entry = blackwell.ENTRY if name == "blackwell" else portable.ENTRY
-    for configuration, source in sources(program).items():
-        code = parse(disassemble(compile_cubin(source, arch, name=f"{name}.cu").code), entry)
-        waits = [at for at, instruction in enumerate(code) if instruction.opcode == WAIT]
-        assert len(waits) == 1 and code[waits[0]].guard == "", configuration
-        before, after = code[: waits[0]], code[waits[0] :]
-        early = [i.text for i in before if GLOBAL.match(i.opcode) or i.opcode in LEAVES]
-        assert not early, (configuration, early)
-        around = [i.text for i in before if i.target is not None and i.target > waits[0]]
-        assert not around, (configuration, around)
-        assert any(instruction.opcode == TRIGGER for instruction in after), configuration
-        assert any(GLOBAL.match(instruction.opcode) for instruction in after), configuration
-
 
 def test_parts_without_dependent_launches_refuse(monkeypatch):
     from msa_cudacore import api
 
     ada = DeviceFacts(0, "NVIDIA L4", (8, 9), 58, 99 * 1024, 100 * 1024, False)
-    monkeypatch.setattr(device_module, "facts", lambda ordinal: ada)
     monkeypatch.setattr(api, "select", lambda backend, place, ordinal: (portable.PortableProgram(), ada))
     case = random_case(np.random.default_rng(1))
     with pytest.raises(ValueError, match=r"enable_pdl is True.*NVIDIA L4.*9\.0 or later"):

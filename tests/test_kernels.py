@@ -1,7 +1,10 @@
-"""Every program compiles to machine code for every part it serves: no spills, no local memory, shared memory that fits."""
+"""The portable program compiles to machine code for every part it serves: no spills, no local memory, shared memory
+that fits, and nothing ahead of the wait of a dependent launch.
+"""
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import pytest
@@ -38,14 +41,24 @@ def portable_configurations(arch: str) -> list[Configuration]:
     )
 
 
+@functools.lru_cache(maxsize=None)
+def cubin(configuration: Configuration, arch: str):
+    return compile_cubin(source(configuration), arch, name="portable.cu", use_cache=False)
+
+
 @pytest.mark.parametrize("arch", SHARED_BYTES_PER_BLOCK)
 def test_portable_program_fits_every_part(arch):
     configurations = portable_configurations(arch)
     assert {c.splits for c in configurations} >= set(SPLITS)
     for configuration in configurations:
-        resources = compile_cubin(source(configuration), arch, name="portable.cu", use_cache=False).resources()
-        used = resources[ENTRY]
+        used = cubin(configuration, arch).resources()[ENTRY]
         assert (used.spill_store_bytes, used.spill_load_bytes, used.stack_bytes) == (0, 0, 0), (configuration, used)
         assert used.registers * configuration.block <= 65536
         shared = configuration.shared_bytes + used.static_shared_bytes
         assert shared <= SHARED_BYTES_PER_BLOCK[arch], (configuration, shared)
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_120a"])
+def test_portable_program_waits_before_it_touches_global_memory(arch, assert_waits_first):
+    for configuration in portable_configurations(arch):
+        assert_waits_first(cubin(configuration, arch).code, ENTRY, configuration)
