@@ -6,7 +6,7 @@ timed on all. A prepared step is already captured: calling `replay` enqueues it 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ from .arrays import Arrays
 from .timing import Stopwatch
 from .workload import Step, Workload
 
-__all__ = ["Bench", "Candidate", "EmptyKernel", "Ours", "Prepared", "Unavailable"]
+__all__ = ["Bench", "Candidate", "EmptyKernel", "Ours", "Prepared", "Unavailable", "replayed"]
 
 
 class Unavailable(RuntimeError):
@@ -48,6 +48,23 @@ class Prepared:
     """What the captured work uses; a graph keeps none of it alive."""
 
 
+def replayed(
+    prepared: Sequence[Prepared], replays: Sequence[Callable[[], None]], bench: Bench
+) -> list[tuple[Any, Any]]:
+    """(out, natural lse or None) of every prepared step after `replays`, which are to write all of them: they
+    are NaN before.
+    """
+    for one in prepared:
+        for array in (one.out, one.lse):
+            if array is not None:
+                bench.arrays.poison(array)
+    bench.arrays.finish()
+    for replay in replays:
+        replay()
+    bench.stopwatch.stream.sync()
+    return [(one.out, None if one.lse is None else one.lse * one.lse_scale) for one in prepared]
+
+
 class Candidate(Protocol):
     name: str
     title: str
@@ -73,30 +90,31 @@ class Ours:
     name, title, format, kind = "ours", "msa_cudacore", "nvfp4", "ours"
 
     def variants(self, workload: Workload, bench: Bench) -> dict[str, Callable[[Step], Prepared]]:
-        row, arrays = workload.row, bench.arrays
+        return {"": lambda step: self.prepare(step, workload, bench)}
 
-        def prepare(step: Step) -> Prepared:
-            runner = prepare_msa_nvfp4_sparse_decode(
-                step.q,
-                workload.views.k,
-                workload.views.v,
-                step.q2k_indices,
-                k_scale=workload.views.k_scale,
-                v_scale=workload.views.v_scale,
-                page_table=step.page_table,
-                seqused_k=step.seqused_k,
-                k_global_scale=1.0,
-                v_global_scale=1.0,
-                seqlen_q=row.seqlen_q,
-                bf16_as_uint16=arrays.bf16_as_uint16,
-            )
-            description = f"{runner.program}, splits={runner.splits}"
-            return Prepared(
-                bench.stopwatch.capture(runner.launch),
-                runner.out,
-                runner.lse,
-                description=description,
-                keep=runner,
-            )
-
-        return {"": prepare}
+    def prepare(
+        self, step: Step, workload: Workload, bench: Bench, *, enable_pdl: bool = False
+    ) -> Prepared:
+        """A step captured alone; what it keeps is its runner."""
+        runner = prepare_msa_nvfp4_sparse_decode(
+            step.q,
+            workload.views.k,
+            workload.views.v,
+            step.q2k_indices,
+            k_scale=workload.views.k_scale,
+            v_scale=workload.views.v_scale,
+            page_table=step.page_table,
+            seqused_k=step.seqused_k,
+            k_global_scale=1.0,
+            v_global_scale=1.0,
+            seqlen_q=workload.row.seqlen_q,
+            bf16_as_uint16=bench.arrays.bf16_as_uint16,
+            enable_pdl=enable_pdl,
+        )
+        return Prepared(
+            bench.stopwatch.capture(runner.launch),
+            runner.out,
+            runner.lse,
+            description=f"{runner.program}, splits={runner.splits}",
+            keep=runner,
+        )

@@ -17,7 +17,7 @@ from typing import Any
 
 from . import ceiling, environment, peers
 from .arrays import choose
-from .candidates import Bench, Candidate, EmptyKernel, Ours, Prepared, Unavailable
+from .candidates import Bench, Candidate, EmptyKernel, Ours, Unavailable, replayed
 from .check import Oracle
 from .rows import find
 from .timing import Stopwatch
@@ -78,21 +78,9 @@ def measure(
     if refused:
         record["refused"] = refused
     if prepared[0].out is not None:
-        record["check"] = _checked(candidate, prepared, bench, oracle)
+        results = replayed(prepared, [one.replay for one in prepared], bench)
+        record["check"] = oracle.check(results, candidate.format, ours=candidate.kind == "ours").as_json()
     return record
-
-
-def _checked(candidate: Candidate, prepared: list[Prepared], bench: Bench, oracle: Oracle) -> dict[str, Any]:
-    for one in prepared:
-        for array in (one.out, one.lse):
-            if array is not None:
-                bench.arrays.poison(array)
-    bench.arrays.finish()
-    for one in prepared:
-        one.replay()
-    bench.stopwatch.stream.sync()
-    results = [(one.out, None if one.lse is None else one.lse * one.lse_scale) for one in prepared]
-    return oracle.check(results, candidate.format, ours=candidate.kind == "ours").as_json()
 
 
 def _records(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
