@@ -54,6 +54,14 @@ def _candidates(summaries: list[Summary]) -> dict[str, str]:
     return found
 
 
+def _legend(axes: Any) -> None:
+    """Beside the plot, every label once."""
+    named = {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    axes.legend(
+        named.values(), named.keys(), loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False
+    )
+
+
 def _time(summaries: list[Summary], results: dict[str, Any]) -> Figure:
     figure = Figure(figsize=(11, 0.36 * len(summaries) + 2))
     axes = figure.subplots()
@@ -80,7 +88,7 @@ def _time(summaries: list[Summary], results: dict[str, Any]) -> Figure:
                 [place - 0.4, place + 0.4],
                 color="black",
                 linewidth=2,
-                label="page-streaming ceiling" if place == 0 else None,
+                label="page-streaming ceiling",
             )
         if summary.median("floor") is not None:
             axes.plot(
@@ -88,14 +96,14 @@ def _time(summaries: list[Summary], results: dict[str, Any]) -> Figure:
                 [place - 0.4, place + 0.4],
                 color="grey",
                 linewidth=1,
-                label="empty kernel" if place == 0 else None,
+                label="empty kernel",
             )
     axes.set_xscale("log")
     axes.set_xlabel("microseconds of one decode step, cold L2 (logarithmic)")
     axes.set_yticks(list(places), [f"{s.row.name} ({s.row.items} items)" for s in summaries])
     axes.invert_yaxis()
     axes.grid(axis="x", which="both", alpha=0.3)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
+    _legend(axes)
     axes.set_title(f"{results['machine']['gpu']}, {results['date'][:10]}")
     return figure
 
@@ -111,26 +119,25 @@ def _fraction(summaries: list[Summary], results: dict[str, Any]) -> Figure:
             1 / summary.over_ceiling,
             height=0.6,
             color="tab:blue",
-            label="msa_cudacore" if place == 0 else None,
+            label="msa_cudacore",
         )
-        axes.plot(
-            [1 / summary.row.at_most] * 2,
-            [place - 0.4, place + 0.4],
-            color="tab:red",
-            linewidth=2,
-            label="target" if place == 0 else None,
-        )
+        if summary.row.at_most is not None:
+            axes.plot(
+                [1 / summary.row.at_most] * 2,
+                [place - 0.4, place + 0.4],
+                color="tab:red",
+                linewidth=2,
+                label="target",
+            )
         best = min(summary.peers().values(), default=None)
         if best is not None and summary.ceiling is not None:
-            axes.plot(
-                summary.ceiling / best, place, "kD", markersize=5, label="best peer" if place == 0 else None
-            )
+            axes.plot(summary.ceiling / best, place, "kD", markersize=5, label="best peer")
     axes.axvline(1.0, color="black", linewidth=1)
     axes.set_xlim(0, 1.1)
     axes.set_xlabel("page-streaming ceiling's time / time (1 = the ceiling)")
     axes.set_yticks(range(len(summaries)), [f"{s.row.name} ({s.row.items} items)" for s in summaries])
     axes.invert_yaxis()
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
+    _legend(axes)
     axes.set_title(f"Fraction of the ceiling, {results['machine']['gpu']}")
     return figure
 
@@ -173,6 +180,6 @@ def _roofline(summaries: list[Summary], results: dict[str, Any]) -> Figure:
     axes.set_xlabel("FLOP for each byte of selected cache")
     axes.set_ylabel("TFLOP/s, launch included")
     axes.grid(which="both", alpha=0.3)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
+    _legend(axes)
     axes.set_title(f"Roofline, {results['machine']['gpu']}: one point for each row")
     return figure

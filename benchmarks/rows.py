@@ -38,7 +38,7 @@ class Row:
     """Published time of the reference program on a B200, microseconds; None for rows of ours."""
     b300_us: float | None = None
     at_most: float | None = None
-    """Target: this many times the page-streaming ceiling's time on an H200."""
+    """Target: this many times the page-streaming ceiling's time on an H200; None where there is none."""
 
     @property
     def tokens(self) -> int:
@@ -72,7 +72,11 @@ class Row:
 
 
 def _row(
-    name: str, kind: str, at_most: float, b200_us: float | None = None, b300_us: float | None = None
+    name: str,
+    kind: str,
+    at_most: float | None = None,
+    b200_us: float | None = None,
+    b300_us: float | None = None,
 ) -> Row:
     """Read the sizes off a row's name: tensor-parallel rank, batch, KV tokens and query tokens."""
     rank, batch, context, queries, *rest = name.split("_")
@@ -104,13 +108,19 @@ def _row(
 ROWS: tuple[Row, ...] = (
     _row("tp1_b128_kv8k_q1", "bandwidth", 1.22, 45.3, 43.9),
     _row("tp1_b32_kv8k_q4", "bandwidth", 1.22, 45.0, 43.2),
+    # Four items for each multiprocessor of an H200 (132), one request more, and what lies behind, to eight for
+    # each.
+    _row("tp1_b132_kv8k_q1", "bandwidth"),
+    _row("tp1_b133_kv8k_q1", "bandwidth"),
+    _row("tp1_b160_kv8k_q1", "bandwidth"),
     _row("tp1_b32_kv8k_q8", "bandwidth", 1.45, 74.3, 70.4),
+    _row("tp1_b264_kv8k_q1", "bandwidth"),
     _row("tp1_b32_kv64k_q1", "middle", 1.40, 15.8, 15.7),
     _row("tp1_b32_kv64k_q1_ragged", "middle", 1.40, 15.8, 15.7),
     _row("tp2_b64_kv16k_q1", "middle", 1.40, 15.8, 15.5),
     _row("tp4_b128_kv8k_q1", "middle", 1.40, 15.8, 15.6),
     _row("tp8_b128_kv64k_q1", "middle", 1.40, 15.7, 15.6),
-    # The multiprocessors of an H200, and twice as many, each with one item more: where a second wave starts.
+    # As many items as multiprocessors, and twice as many, each with one more: where a second wave starts.
     _row("tp4_b132_kv8k_q1", "middle", 1.40),
     _row("tp4_b133_kv8k_q1", "middle", 1.40),
     _row("tp4_b192_kv8k_q1", "middle", 1.40),

@@ -7,6 +7,7 @@ import json
 import sys
 import textwrap
 from dataclasses import replace
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -26,6 +27,9 @@ from msa_cudacore.launch import device as device_module
 from msa_cudacore.launch.compile import compile_cubin
 from msa_cudacore.ptx.source import load as load_source
 
+sys.path.insert(0, str(Path(__file__).parent))
+from benchmark_data import HostArrays, canned, exact  # noqa: E402
+
 PUBLISHED_ITEMS = {
     # flashinfer-ai/flashinfer, pull request 5875: work items of each row.
     "tp1_b128_kv8k_q1": 512, "tp1_b32_kv64k_q1": 128, "tp1_b32_kv64k_q1_ragged": 128, "tp1_b16_kv64k_q1": 64,
@@ -36,34 +40,6 @@ PUBLISHED_ITEMS = {
 }  # fmt: skip
 
 
-class HostArrays:
-    """The array operations on host memory, so that workloads and checks run without a GPU."""
-
-    name = "numpy"
-    bf16_as_uint16 = False
-
-    def put(self, array):
-        return np.array(array)
-
-    def empty(self, shape, dtype):
-        return np.empty(shape, dtype)
-
-    def random_bytes(self, shape, seed):
-        return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
-
-    def poison(self, array):
-        array.view(np.uint8)[...] = 0xFF
-
-    def pointer(self, array):
-        return array.ctypes.data
-
-    def finish(self):
-        pass
-
-    def release(self):
-        pass
-
-
 @pytest.fixture
 def small():
     """A row of three requests of 700 tokens with two query tokens each, and two steps over its pool."""
@@ -71,30 +47,9 @@ def small():
     return build(row, HostArrays(), steps=2, seed=5)
 
 
-def exact(workload):
-    """The float64 results of every step, from the whole pool."""
-    views = workload.views
-    return [
-        reference.decode(
-            step.q,
-            views.k,
-            views.v,
-            step.q2k_indices,
-            k_scale=views.k_scale,
-            v_scale=views.v_scale,
-            page_table=step.page_table,
-            seqused_k=step.seqused_k,
-            k_global_scale=1.0,
-            v_global_scale=1.0,
-            seqlen_q=workload.row.seqlen_q,
-        )
-        for step in workload.steps
-    ]
-
-
 def test_rows_have_the_published_work_items():
     assert {row.name: row.items for row in ROWS if row.b200_us is not None} == PUBLISHED_ITEMS
-    assert {1, 2, 4, 8, 16, 32, 64, 128, 132, 133, 264, 265} <= {row.items for row in ROWS}
+    assert {1, 2, 4, 8, 16, 32, 64, 128, 132, 133, 264, 265, 528, 532, 640, 1056} <= {row.items for row in ROWS}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -438,54 +393,6 @@ def test_an_absent_peer_says_why():
         peers.load("vllm")
 
 
-def canned():
-    """Results of two rows: on one every peer ran, on the other one is wrong and one is missing."""
-
-    def timed(row, candidate, kind, us, cache_format="nvfp4", passed=True):
-        check = {
-            "passed": passed, "rows": 8, "relative_error": 1.7e-3, "floor": 1.6e-3, "worst_over_floor": 1.1,
-            "largest_lse_error": None, "problem": "" if passed else "out[0] is off",
-        }  # fmt: skip
-        about = {
-            "row": row,
-            "candidate": candidate,
-            "group": "own",
-            "title": candidate,
-            "format": cache_format,
-            "kind": kind,
-        }
-        figures = {"median_us": us, "p10_us": us - 0.1, "p90_us": us + 0.3, "samples_us": [us]}
-        return about | figures | ({} if kind in ("floor", "ceiling") else {"check": check})
-
-    big, late = "tp1_b32_kv8k_q8", "tp4_b1_kv1m_q1"
-    return {
-        "command": "msa-cudacore bench", "date": "2026-11-30T06:00:00+00:00", "version": "0.1.0",
-        "kernels_sha256": "ab" * 32,
-        "machine": {
-            "gpu": "NVIDIA H200", "compute_capability": [9, 0], "multiprocessors": 132, "l2_bytes": 60 << 20,
-            "driver": "580.1", "cuda_driver_api": 13000, "nvrtc": "13.5", "platform": "Linux",
-        },
-        "versions": {"python": "3.12"}, "method": {"samples": 100, "rotating_steps": 4}, "seconds": 10.0,
-        "linear_read": {"linear_read_bytes": 2 << 30, "linear_read_us": 466.0},
-        "groups": {"own": {"arrays": "torch"}, "unfused": {"skipped": "nvmath is not installed"}},
-        "rows": {
-            big: {"selected_bytes": 301989888, "distinct_bytes": 133300224, "attended": 2093568},
-            late: {"selected_bytes": 294912, "distinct_bytes": 294912, "attended": 2048},
-        },
-        "measurements": [
-            timed(big, "floor", "floor", 4.0, "none"), timed(big, "ceiling_registers", "ceiling", 47.0),
-            timed(big, "ceiling_bulk", "ceiling", 44.0), timed(big, "ceiling_bulk_distinct", "ceiling", 36.0),
-            timed(big, "ours", "ours", 55.0), timed(big, "torch_sdpa_bf16", "peer", 990.0, "bf16"),
-            timed(big, "triton_nvfp4", "peer", 300.0), timed(late, "floor", "floor", 4.1, "none"),
-            timed(late, "ceiling_registers", "ceiling", 5.6), timed(late, "ours", "ours", 8.4),
-            timed(late, "triton_nvfp4", "peer", 7.0, passed=False),
-            {"row": late, "candidate": "torch_sdpa_bf16", "group": "torch", "title": "t", "format": "bf16",
-             "kind": "peer",
-             "failed": "out of memory"},
-        ],
-    }  # fmt: skip
-
-
 def test_a_report_compares_with_the_better_ceiling_and_ignores_wrong_peers():
     big, late = report.summarize(canned())
     assert (big.ceiling, big.distinct_ceiling) == (44.0, 36.0)
@@ -524,6 +431,20 @@ def test_files_are_written_and_the_json_comes_back(tmp_path):
         text = path.read_text()
         assert "<svg" in text and "NVIDIA H200" in text
     assert "tp1_b32_kv8k_q8" in written[2].read_text()
+
+
+def test_a_row_without_an_aim_is_shown_like_the_others(tmp_path):
+    results = canned()
+    aimless = "tp1_b133_kv8k_q1"
+    assert find(aimless)[0].at_most is None
+    for one in results["measurements"]:
+        if one["row"] == "tp1_b32_kv8k_q8":
+            one["row"] = aimless
+    table = report.markdown(results)
+    assert "| tp1_b133_kv8k_q1 | 532 | 0.0 | 4.0 | 44.0 | 36.0 | 55.0 | 54.9 to 55.3 | 1.25 | - |" in table
+    report.write(results, tmp_path)
+    fraction = (tmp_path / "fraction.svg").read_text()
+    assert "tp1_b133_kv8k_q1 (532 items)" in fraction and "target" in fraction
 
 
 def test_a_wrong_or_missing_result_of_ours_is_a_failure():
