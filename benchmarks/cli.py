@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from . import peers
+from .chain import CHAINED_ROWS
 from .rows import QUICK_ROWS, ROWS, find
 from .run import Plan, run
 from .worker import OWN_GROUP
@@ -78,7 +79,8 @@ def command(
 ) -> None:
     """Measure every row on this GPU, against a page-streaming ceiling and the peers that are installed.
 
-    Each result is checked against the float64 oracle. Exit code 1: one of ours failed its check; 2: an error,
+    Some rows are measured as a chain of steps in one graph, too, with and without dependent launches. Each
+    result is checked against the float64 oracle. Exit code 1: one of ours failed its check; 2: an error,
     such as no GPU.
     """
     if listing:
@@ -199,7 +201,7 @@ def _spelled(plan: Plan) -> str:
 def _list(as_json: bool) -> None:
     if as_json:
         rows = [asdict(row) | {"items": row.items, "num_q_heads": row.num_q_heads} for row in ROWS]
-        click.echo(json.dumps({"rows": rows, "peers": list(peers.ARRAYS)}))
+        click.echo(json.dumps({"rows": rows, "chained": list(CHAINED_ROWS), "peers": list(peers.ARRAYS)}))
         return
     from rich.console import Console
     from rich.table import Table
@@ -223,4 +225,5 @@ def _list(as_json: bool) -> None:
     console = Console(highlight=False)
     console.print(table)
     console.print("B200 us: published time of the reference program")
+    console.print(f"As chains of steps, too: {', '.join(CHAINED_ROWS)}")
     console.print(f"Peers: {', '.join(peers.ARRAYS)}")

@@ -77,6 +77,13 @@ def failures(results: dict[str, Any]) -> list[str]:
                 found.append(f"{one['row']}: ours did not run: {one.get('failed') or one.get('skipped')}")
             elif not one["check"]["passed"]:
                 found.append(f"{one['row']}: ours does not match the oracle: {one['check']['problem']}")
+    for one in results.get("chains", []):
+        if "failed" in one:
+            found.append(f"{one['row']}: the chain of steps did not run: {one['failed']}")
+        for way, figures in one.get("ways", {}).items():
+            wrong = [check["problem"] for check in figures["checks"] if not check["passed"]]
+            if wrong:
+                found.append(f"{one['row']}: a chain of steps ({way}) does not match the oracle: {wrong[0]}")
     if "failed" in results["groups"].get("own", {}):
         found.append(f"this package's own measurements: {results['groups']['own']['failed']}")
     return found
@@ -112,7 +119,7 @@ def markdown(results: dict[str, Any]) -> str:
             ["row", "ours", *names.values()],
             [[s.row.name, _us(s.ours), *(_peer_cell(s, name) for name in names)] for s in summaries],
         )
-    lines += ["", *_absent(results), "", "## Errors", ""]
+    lines += ["", *_absent(results), "", *_chains(results), "## Errors", ""]
     lines += [
         "Relative L2 error of output rows against the float64 oracle, largest over the rows; the floor is "
         "the error of merely "
@@ -218,25 +225,65 @@ def _absent(results: dict[str, Any]) -> list[str]:
     return lines or ["Every peer ran on every row."]
 
 
+def _chains(results: dict[str, Any]) -> list[str]:
+    """The section of dependent launches; results of before there was one have none."""
+    chains = results.get("chains", [])
+    if not chains:
+        return []
+    timed = [one for one in chains if "ways" in one]
+    missing = [one for one in chains if "ways" not in one]
+    lines = [
+        "## Dependent launches",
+        "",
+        "Microseconds. *One step* is a graph of one, *chain* a graph of all steps of the row, each behind the "
+        "last; *further step* what each behind the first takes, the median of (chain - one step) / others. "
+        "`pdl` is the same with `enable_pdl=True`; all four graphs were replayed by turns. L2 is cold where a "
+        "chain begins; *read before* is the share of a further step's pages that earlier steps of the chain "
+        "have read, by chance.",
+        "",
+    ]
+    figures = ["one step", "chain", "further step", "p10 to p90"]
+    headings = ["row", "items", "steps", *figures, *(f"{name}, pdl" for name in figures), "gain", "read before"]
+    if timed:
+        lines += [*_table(headings, [_chain(one) for one in timed]), ""]
+    if missing:
+        lines += [*(f"* {one['row']}: {one.get('skipped') or one['failed']}" for one in missing), ""]
+    return lines
+
+
+def _chain(one: dict[str, Any]) -> list[str]:
+    cells = [one["row"], str(_ROWS[one["row"]].items), str(one["steps"])]
+    for figures in one["ways"].values():
+        cells += [f"{figures[name]:.2f}" for name in ("one_us", "all_us", "further_us")]
+        cells.append(f"{figures['further_p10_us']:.2f} to {figures['further_p90_us']:.2f}")
+    return [*cells, _gain(one), f"{one['read_before']:.0%}"]
+
+
+def _gain(one: dict[str, Any]) -> str:
+    """What `enable_pdl` takes off a further step."""
+    ordinary, pdl = (one["ways"][way]["further_us"] for way in ("ordinary", "enable_pdl"))
+    return f"{ordinary - pdl:.2f}"
+
+
 def _errors(results: dict[str, Any]) -> list[list[str]]:
-    checked: dict[str, list[dict[str, Any]]] = {}
+    checked: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for one in results["measurements"]:
         if "check" in one:
-            checked.setdefault(one["candidate"], []).append(one)
-    rows = []
-    for name, ones in checked.items():
-        checks = [one["check"] for one in ones]
-        rows.append(
-            [
-                name,
-                ones[0]["format"],
-                str(sum(check["rows"] for check in checks)),
-                f"{max(check['relative_error'] for check in checks):.2e}",
-                f"{max(check['floor'] for check in checks):.2e}",
-                f"{max(check['worst_over_floor'] for check in checks):.2f}",
-            ]
-        )
-    return rows
+            checked.setdefault((one["candidate"], one["format"]), []).append(one["check"])
+    for one in results.get("chains", []):
+        for way, figures in one.get("ways", {}).items():
+            checked.setdefault((f"ours, chain, {way}", "nvfp4"), []).extend(figures["checks"])
+    return [
+        [
+            name,
+            cache_format,
+            str(sum(check["rows"] for check in checks)),
+            f"{max(check['relative_error'] for check in checks):.2e}",
+            f"{max(check['floor'] for check in checks):.2e}",
+            f"{max(check['worst_over_floor'] for check in checks):.2f}",
+        ]
+        for (name, cache_format), checks in checked.items()
+    ]
 
 
 def _table(headings: list[str], rows: list[list[str]]) -> list[str]:
@@ -284,6 +331,16 @@ def show(results: dict[str, Any]) -> None:
             _ratio(best[1] / s.ours if best[1] and s.ours else None),
         )
     console.print(table)
+    timed = [one for one in results.get("chains", []) if "ways" in one]
+    if timed:
+        table = Table(title="A further step of a chain in one graph", title_justify="left")
+        table.add_column("row", no_wrap=True)
+        for heading in (*timed[0]["ways"], "gain"):
+            table.add_column(heading, justify="right")
+        for one in timed:
+            further = (f"{figures['further_us']:.2f}" for figures in one["ways"].values())
+            table.add_row(one["row"], *further, _gain(one))
+        console.print(table)
     for line in _absent(results):
         console.print(line, markup=False, soft_wrap=True)
 
@@ -293,7 +350,7 @@ def _json(results: dict[str, Any]) -> str:
     parts = []
     for key, value in results.items():
         text = json.dumps(value)
-        if key == "measurements":
+        if key in ("measurements", "chains"):
             text = "[\n" + ",\n".join(json.dumps(one) for one in value) + "\n]"
         parts.append(f"{json.dumps(key)}: {text}")
     return "{\n" + ",\n".join(parts) + "\n}\n"

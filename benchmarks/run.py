@@ -20,7 +20,7 @@ from typing import Any
 
 import msa_cudacore
 
-from . import environment, peers
+from . import chain, environment, peers
 from .rows import Row
 from .worker import OWN_GROUP, RECORD, one_line
 
@@ -57,11 +57,18 @@ class Results:
     """Bytes and arithmetic of each row, by name."""
     measurements: list[dict[str, Any]] = field(default_factory=list)
     """One record for each (row, candidate): timed, skipped or failed."""
+    chains: list[dict[str, Any]] = field(default_factory=list)
+    """The same for each row whose steps were chained, see :mod:`.chain`."""
     groups: dict[str, dict[str, Any]] = field(default_factory=dict)
     """For each group its array library, seconds and, where it did not run, the reason."""
 
+    def add(self, record: dict[str, Any]) -> None:
+        """Take a record of either kind."""
+        (self.chains if record["candidate"] == chain.NAME else self.measurements).append(record)
+
     def as_json(self) -> dict[str, Any]:
-        return {**self.about, "groups": self.groups, "rows": self.rows, "measurements": self.measurements}
+        lists = {"measurements": self.measurements, "chains": self.chains}
+        return {**self.about, "groups": self.groups, "rows": self.rows, **lists}
 
 
 Progress = Callable[[str, str], None]
@@ -171,7 +178,7 @@ def _run_group(group: str, plan: Plan, results: Results, deadline: float, progre
         )
         if child.current is not None:
             row, candidate = child.current
-            results.measurements.append({"row": row, "candidate": candidate, "group": group, "failed": end})
+            results.add({"row": row, "candidate": candidate, "group": group, "failed": end})
             finished.append(f"{candidate}@{row}")
         if child.late or len(finished) == before:
             about["failed"] = end
@@ -223,7 +230,7 @@ class _Child:
 def _take(record: dict[str, Any], group: str, results: Results) -> bool:
     """Put a record where it belongs; True if it ends a (row, candidate) measurement."""
     if "row" in record and "candidate" in record:
-        results.measurements.append(record | {"group": group})
+        results.add(record | {"group": group})
         return True
     if "selected_bytes" in record:
         results.rows[record.pop("row")] = record

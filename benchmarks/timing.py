@@ -24,7 +24,7 @@ from msa_cudacore.launch.kernel import Geometry, Launch, load
 from msa_cudacore.portable import exact_arch
 from msa_cudacore.ptx.source import load as load_source
 
-__all__ = ["Stopwatch", "Timing"]
+__all__ = ["Stopwatch", "Timing", "programmatic_edges"]
 
 _PROBE = Path(__file__).parent / "probe.cu"
 _READ_THREADS = 256
@@ -171,3 +171,21 @@ class Stopwatch:
         for memory in self._memories:
             memory.close(self.stream)
         self._memories = []
+
+
+def programmatic_edges(builder: Any) -> int:
+    """How many launches of the graph that is being captured may begin before their predecessor has ended.
+
+    :meth:`Stopwatch.capture` gives the graph's builder to what it captures.
+    """
+    from cuda.bindings import driver
+
+    status, _, _, graph, *_ = driver.cuStreamGetCaptureInfo(int(builder.stream.handle))
+    if status == driver.CUresult.CUDA_SUCCESS:
+        status, _, _, _, count = driver.cuGraphGetEdges(graph)
+    if status == driver.CUresult.CUDA_SUCCESS:
+        status, _, _, edges, _ = driver.cuGraphGetEdges(graph, count)
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"the edges of a graph cannot be read: {status.name}")
+    programmatic = driver.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
+    return sum(int(edge.type) == int(programmatic) for edge in edges)

@@ -7,6 +7,7 @@ killed, without harm to the figures of the others.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import re
 import sys
@@ -15,7 +16,7 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
-from . import ceiling, environment, peers
+from . import ceiling, chain, environment, peers
 from .arrays import choose
 from .candidates import Bench, Candidate, EmptyKernel, Ours, Unavailable, replayed
 from .check import Oracle
@@ -109,7 +110,8 @@ def _records(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 "attended": workload.steps[0].host.attended,
             }
         own = [EmptyKernel(), *ceiling.ceilings(workload), Ours()] if candidates is None else []
-        yield from _measurements(candidates or own, workload, bench, options)
+        chained = candidates is None and row.name in chain.CHAINED_ROWS
+        yield from _measurements(candidates or own, workload, bench, options, chained=chained)
         workload.cache.clear()
         del workload
         arrays.release()
@@ -117,17 +119,28 @@ def _records(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def _measurements(
-    candidates: list[Candidate], workload: Workload, bench: Bench, options: argparse.Namespace
+    candidates: list[Candidate],
+    workload: Workload,
+    bench: Bench,
+    options: argparse.Namespace,
+    *,
+    chained: bool,
 ) -> Iterator[dict[str, Any]]:
     oracle = Oracle(workload, rows=options.check_rows, seed=options.seed)
-    for candidate in candidates:
-        about = {"row": workload.row.name, "candidate": candidate.name}
-        if f"{candidate.name}@{workload.row.name}" in options.finished.split(","):
+    takes: dict[str, tuple[dict[str, str], Any]] = {}
+    for one in candidates:
+        description = {"title": one.title, "format": one.format, "kind": one.kind}
+        takes[one.name] = description, functools.partial(measure, one)
+    if chained:
+        takes[chain.NAME] = {}, chain.measure
+    for name, (description, take) in takes.items():
+        about = {"row": workload.row.name, "candidate": name}
+        if f"{name}@{workload.row.name}" in options.finished.split(","):
             continue
         yield about | {"started": True}
-        about |= {"title": candidate.title, "format": candidate.format, "kind": candidate.kind}
+        about |= description
         try:
-            yield about | measure(candidate, workload, bench, oracle, samples=options.samples)
+            yield about | take(workload, bench, oracle, samples=options.samples)
         except Unavailable as error:
             yield about | {"skipped": one_line(str(error))}
         except Exception as error:

@@ -363,6 +363,15 @@ def test_a_peer_that_kills_its_process_costs_its_own_figure_only(monkeypatch, tm
     assert "ended with 3: illegal memory access" in found["bad"]["failed"]
 
 
+def test_chains_of_steps_are_kept_apart_however_they_end(monkeypatch, tmp_path):
+    results = run_children(monkeypatch, tmp_path, [("first", "work"), ("chain", "die"), ("last", "work")])
+    assert [one["candidate"] for one in results.measurements] == ["first", "last"]
+    assert [one["failed"] for one in results.chains] == ["its process ended with 3: illegal memory access"]
+    results = run_children(monkeypatch, tmp_path, [("first", "work"), ("chain", "work")])
+    assert [one["candidate"] for one in results.measurements] == ["first"]
+    assert [one["median_us"] for one in results.as_json()["chains"]] == [1.0]
+
+
 def test_a_peer_that_hangs_is_stopped(monkeypatch, tmp_path):
     results = run_children(monkeypatch, tmp_path, [("first", "work"), ("bad", "hang")], seconds=3.0)
     assert [one.get("failed") for one in results.measurements] == [None, "out of time"]

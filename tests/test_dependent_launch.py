@@ -117,3 +117,52 @@ def test_a_step_that_starts_early_sees_what_its_predecessor_writes_late(gpu_targ
         stream.synchronize()
         report = compare(*gpu_target.results(runner), *exact[turn % 2])
         assert report, f"turn {turn}: {report}"
+
+
+# The first lets dependents start and waits for the second, for which it has no patience of more than some
+# cycles; the second does not wait for anything.
+MEETING = """
+#include "control.cuh"
+extern "C" __global__ void wait_for_it(volatile u32* word, i64 cycles) {
+  ptx::griddepcontrol_launch_dependents();
+  const i64 start = clock64();
+  while (word[0] == 0 && clock64() - start < cycles) {
+  }
+  word[1] = word[0];
+}
+extern "C" __global__ void be_there(volatile u32* word) { word[0] = 1; }
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dependent", [True, False])
+def test_a_replayed_graph_lets_a_dependent_launch_begin_before_its_predecessor_ends(dependent):
+    """Of graphs that are captured as the benchmarks capture theirs."""
+    torch = pytest.importorskip("torch")
+    from msa_cudacore.benchmarks.timing import Stopwatch, programmatic_edges
+    from msa_cudacore.launch.kernel import Geometry
+    from msa_cudacore.ptx.source import load_text
+
+    stopwatch = Stopwatch(0)
+    if stopwatch.facts.compute_capability < (9, 0):
+        pytest.skip("no dependent launches before compute capability 9.0")
+    words = torch.zeros(2, dtype=torch.int32, device="cuda")
+    pointer, source, geometry = np.uint64(words.data_ptr()), load_text(MEETING), Geometry(grid=1, block=1)
+    first = stopwatch.bind(source, "wait_for_it", geometry, (pointer, np.int64(20_000_000)))
+    second = stopwatch.bind(source, "be_there", replace(geometry, dependent=dependent), (pointer,))
+    edges = []
+
+    def enqueue(builder):
+        first(builder)
+        second(builder)
+        edges.append(programmatic_edges(builder))
+
+    replay = stopwatch.capture(enqueue)
+    for _ in range(3):
+        words.zero_()
+        torch.cuda.synchronize()
+        replay()
+        stopwatch.stream.sync()
+        assert words.tolist() == [1, int(dependent)]
+    assert edges == [int(dependent)]
+    stopwatch.close()
