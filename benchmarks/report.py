@@ -99,10 +99,10 @@ def markdown(results: dict[str, Any]) -> str:
         f"NVRTC {machine['nvrtc']}, "
         f"kernels {results['kernels_sha256'][:12]}, {_clocks(results)}.",
         "",
-        "Median GPU time of one decode step in microseconds, "
-        f"{results['method']['samples']} CUDA graph replays over {results['method']['rotating_steps']} steps in "
-        "turn, L2 cold. Every figure contains the empty kernel's (floor). The ceiling reads the same pages and "
-        "does nothing else; `distinct` reads a page once where several query tokens select it.",
+        f"Median GPU time of one decode step in microseconds, {results['method']['samples']} CUDA graph "
+        f"replays over {results['method']['rotating_steps']} steps in turn, L2 cold. Every figure contains "
+        "the empty kernel's (floor). The ceiling reads the same pages and does nothing else; `distinct` "
+        "reads a page once where several query tokens select it.",
         "",
     ]
     lines += _table(_overview_headings(), [_overview(summary) for summary in summaries])
@@ -235,19 +235,21 @@ def _chains(results: dict[str, Any]) -> list[str]:
     lines = [
         "## Dependent launches",
         "",
-        "Microseconds. *One step* is a graph of one, *chain* a graph of all steps of the row, each behind the "
-        "last; *further step* what each behind the first takes, the median of (chain - one step) / others. "
-        "`pdl` is the same with `enable_pdl=True`; all four graphs were replayed by turns. L2 is cold where a "
-        "chain begins; *read before* is the share of a further step's pages that earlier steps of the chain "
-        "have read, by chance.",
+        "Microseconds. *One step* is a graph of one, *chain* a graph of all steps of the row, each behind "
+        "the last; *further step* what each behind the first takes, the median of (chain - one step) / "
+        "others. `pdl` is the same with `enable_pdl=True`; all four graphs were replayed by turns. L2 is "
+        "cold where a chain begins; *read before* is the share of a further step's pages that earlier steps "
+        "of the chain have read by chance.",
         "",
     ]
     figures = ["one step", "chain", "further step", "p10 to p90"]
-    headings = ["row", "items", "steps", *figures, *(f"{name}, pdl" for name in figures), "gain", "read before"]
+    figures += [f"{name}, pdl" for name in figures]
+    headings = ["row", "items", "steps", *figures, "gain", "read before"]
     if timed:
         lines += [*_table(headings, [_chain(one) for one in timed]), ""]
     if missing:
-        lines += [*(f"* {one['row']}: {one.get('skipped') or one['failed']}" for one in missing), ""]
+        lines += [f"* {one['row']}: {one.get('skipped') or one['failed']}" for one in missing]
+        lines.append("")
     return lines
 
 

@@ -108,8 +108,7 @@ def _row(
 ROWS: tuple[Row, ...] = (
     _row("tp1_b128_kv8k_q1", "bandwidth", 1.22, 45.3, 43.9),
     _row("tp1_b32_kv8k_q4", "bandwidth", 1.22, 45.0, 43.2),
-    # Four items for each multiprocessor of an H200 (132), one request more, and what lies behind, to eight for
-    # each.
+    # Four items for each of an H200's 132 multiprocessors, one request more, and so on to eight for each.
     _row("tp1_b132_kv8k_q1", "bandwidth"),
     _row("tp1_b133_kv8k_q1", "bandwidth"),
     _row("tp1_b160_kv8k_q1", "bandwidth"),
@@ -120,7 +119,7 @@ ROWS: tuple[Row, ...] = (
     _row("tp2_b64_kv16k_q1", "middle", 1.40, 15.8, 15.5),
     _row("tp4_b128_kv8k_q1", "middle", 1.40, 15.8, 15.6),
     _row("tp8_b128_kv64k_q1", "middle", 1.40, 15.7, 15.6),
-    # As many items as multiprocessors, and twice as many, each with one more: where a second wave starts.
+    # As many items as multiprocessors, twice as many, and one more than each: where a second wave starts.
     _row("tp4_b132_kv8k_q1", "middle", 1.40),
     _row("tp4_b133_kv8k_q1", "middle", 1.40),
     _row("tp4_b192_kv8k_q1", "middle", 1.40),
