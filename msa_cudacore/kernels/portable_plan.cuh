@@ -1,6 +1,7 @@
-// The portable program's plan: specialisation, thread and shared-memory layout, launch arguments.
+// The portable program's plan: specialisation, schedule, shared-memory layout, launch arguments.
 //
-// Specialisation is constexpr text in front of the source:
+// The specialisation is constexpr text in front of the source, written by Configuration.constants in
+// msa_cudacore/portable.py:
 //   int  kItemSlots     items side by side in a CTA: 1, 2, 4 or 8 (more than 1 only without splits)
 //   bool kManyItems     an item slot takes one item after the other
 //   int  kWarpsPerPage  4 (32 tokens a warp) or, where warps cooperate, 8 (16 tokens a warp); with eight item
@@ -24,6 +25,8 @@
 
 using ptx::SharedAddress;
 
+// ---- Shape of a CTA: follows from the configuration
+
 constexpr int kHeadDim = 128;
 constexpr int kPageTokens = 128;
 constexpr int kHeads = 16;  // rows of an MMA tile; heads beyond the group are zero queries
@@ -36,29 +39,34 @@ constexpr int kWarps = kItemWarps * kItemSlots;
 constexpr int kThreads = 32 * kWarps;
 constexpr bool kLeftovers = kPieces > 0;
 constexpr int kOwnSlots = kPageSlots - (kPairs ? 1 : 0);  // page slots that work on a CTA's own item
-// Pages of an item that are in work at the same time: the step between two pages of a slot, unless each page
-// slot has a list of its own.
+// From one page of a page slot to its next: pages of an item that are in work at the same time, or one where
+// each page slot has a list of its own.
 constexpr int kPageStride = kLeftovers ? 1 : kPageSlots * kSplits;
 constexpr int kMaxTopk = 32 * kIdsPerLane;
 constexpr bool kSplit = kSplits > 1;
 constexpr bool kWorkspaceMerge = kSplit && !kClusterMerge;
 constexpr int kStored = kLeftovers ? kPieces : kSplits;  // partials of an item in the workspace
 
-// Resident warps on an SM set the register budget: 128 registers for 16 warps on 9.0, where ptxas needs no
-// more; for 8.0 and 10.x it would spill at that, so 12 warps; and what shared memory leaves room for on the
-// parts with 100 KB (8.6, 8.9, 12.x). Many splits mean few CTAs, which need registers more than company.
+// ---- Register budget: follows from the configuration and the architecture
+//
+// The number of warps resident on an SM sets the registers a thread may have: 128 with 16 warps on 9.0; 168
+// with 12 warps on 8.0 and 10.x, where ptxas would spill at 128; on the parts with 100 KB of shared memory
+// (8.6, 8.9, 12.x) no more than 8 warps fit. Many splits mean few CTAs, which gain more from registers
+// (kRoomy) than from a second CTA on their SM.
 constexpr int kArch = __CUDA_ARCH__;
 constexpr bool kSmallSharedMemory = kArch == 860 || kArch == 890 || kArch >= 1200;
 constexpr bool kRoomy = kWarps <= 8 && (kSplits >= 4 || kWarpsPerPage == 8);
 constexpr int kResidentWarps = kSmallSharedMemory || kRoomy ? 8 : kArch == 900 ? 16 : 12;
 constexpr int kResidentCtas = kResidentWarps > kWarps ? kResidentWarps / kWarps : 1;
 
+// ---- What may be combined
+
 static_assert(kItemSlots == 1 || kItemSlots == 2 || kItemSlots == 4 || kItemSlots == 8, "item slots");
 static_assert(kWarpsPerPage == 4 || (kWarpsPerPage == 8 && kCooperative) ||
                   (kWarpsPerPage == 2 && kItemSlots == 8),
               "a warp takes 32 or 16 tokens at a time");
 static_assert(kPageSlots == 1 || kPageSlots == 2 || kPageSlots == 4, "page slots");
-static_assert(kWarpsPerPage == 4 || kPageSlots == 1, "eight warps of a page are a CTA");
+static_assert(kWarpsPerPage == 4 || kPageSlots == 1, "eight warps share the CTA's only page");
 static_assert(kItemSlots < 8 || (kTable && kPageSlots == 1 && kIdsPerLane == 1 && !kManyItems),
               "eight item slots have room for 32 ids each");
 static_assert(kWarps <= 16, "128 registers a thread and the ring limit a CTA to 16 warps");
@@ -66,7 +74,7 @@ static_assert(kSplits >= 1 && kSplits <= kHeads && (kSplits & (kSplits - 1)) == 
               "a split owns kHeads / kSplits heads");
 static_assert(!kClusterMerge || kSplit, "one CTA has nothing to merge with");
 static_assert(kItemSlots == 1 || !kSplit, "splits of several items would share barriers");
-static_assert(!kManyItems || kItemSlots > 1, "an item of its own is all that a CTA without slots has");
+static_assert(!kManyItems || kItemSlots > 1, "with one item slot, rounds of CTAs serve as well");
 static_assert(!kCooperative || kItemSlots == 1, "cooperation is for CTAs with few pages");
 static_assert(!kLeftovers || (kTable && !kCooperative && !kSplit && kPieceSlots >= 1 &&
                               kPieceSlots < kPageSlots && kPieces % kPieceSlots == 0),
@@ -75,58 +83,81 @@ static_assert(!kPairs || (kPieces == 4 && kPieceSlots == 2 && kPageSlots == 4 &&
               "one page slot of each CTA has nothing but its piece, and one goes on");
 static_assert(kIdsPerLane == 1 || kIdsPerLane == 2, "top-k up to 64");
 
-constexpr int kTilesAtOnce = kRoomy || kTable || kCooperative ? kTokenTiles : 2;
-// With a page for a whole SM, latencies are what there is to wait for. Four of its eight warps select and
-// request it, two parts each, while the others stage the queries; queries are held in registers, and products
-// are summed in two chains.
+// ---- Schedule: follows from the configuration
+//
+// The shape of the code, and the order in which a CTA requests what it needs. None of these flags is set by
+// itself: each is a function of the specialisation, with the limits where measurements put them
+// (docs/portable.md).
+
+// Shape of the code.
+//
+// Eight warps a page: one page is all the work of an SM, and latency is what there is to save. Four of the
+// warps select the page and request it, two parts each, while the other four stage the queries; each warp
+// holds the queries in registers and sums its products in two independent chains.
 constexpr bool kEightWarps = kWarpsPerPage == 8;
-// Straight-line code for both stages saves address arithmetic; with few pages a CTA, fetching it costs more
-// than it saves.
+// Score tiles in work at the same time: two where decoding by arithmetic leaves no registers for more.
+constexpr int kTilesAtOnce = kRoomy || kTable || kCooperative ? kTokenTiles : 2;
+// One copy of the page loop's body instead of one for each stage. Straight-line code for both stages saves
+// address arithmetic; a CTA with few pages spends more on fetching it.
 constexpr bool kRolledLoop = kSplits >= 4 || kCooperative || kLeftovers;
-// A warp's first page finds the origins of its rows before its exponentials; where a slot takes item after
-// item, the loop's schedule would lose more than that gains. With four item slots, and without the table,
-// that page has code of its own; with few pages a warp, fetching more code costs more.
+// A warp finds its rows' first origins from the scores of its first page, before the exponentials. Not where
+// slots take one item after the other: there the loop's schedule would lose more than that gains.
 constexpr bool kFirstOrigins = !kManyItems;
+// The first page has code of its own, ahead of the loop: without the table, and with four item slots or more.
+// Others have few pages a warp, and fetching more code costs more than it saves.
 constexpr bool kFirstApart = kFirstOrigins && !kRolledLoop && (!kTable || kItemSlots >= 4);
-// With one item a CTA what is needed first comes alone: no second page before the first keys have come, and
-// with the table no values before every warp has asked for keys. Where more items share a CTA they hide each
-// other's start, and asking early is better.
-constexpr bool kGradualStart = !kSplit && kItemSlots == 1;
-// By table, every slot has one whole item. With four item slots or one, the second page is requested behind
-// the first scores, which its copies' instructions would hold up. Two item slots lose by it, and with a piece
-// there is no register for it.
-constexpr bool kWholeRound = kTable && !kCooperative && !kSplit && !kLeftovers && !kManyItems;
-constexpr bool kSecondBehindScores = kWholeRound && kItemSlots != 2;
-// Queries are staged while the page ids are on their way, or, with few pages or where most warps have some to
-// stage before they could request a page, while the first page is. Then the table is filled in place of them
-// while the page ids are on their way, or, with many pages a CTA, the ids; else it is filled last.
-constexpr bool kLateQueries = kCooperative || kLeftovers || (kWholeRound && kItemSlots == 4);
-// Loads of the selection and of the queries are issued where they are written, and page ids are requested
-// without waiting for the context's length.
-constexpr bool kOrderedLoads = kLateQueries || kSecondBehindScores;
-// And ids before anything else is worked out.
-constexpr bool kIdsFirst = kOrderedLoads && !kCooperative;
-// Keys (with the scales of both) and values are commit groups of their own: scores start when the keys have
-// come.
+// Every item slot has one item, from its first page to its last, and decodes by table.
+constexpr bool kWholeItems = kTable && !kCooperative && !kSplit && !kLeftovers && !kManyItems;
+
+// Order of the copies.
+//
+// Keys, with the scales of keys and values, and values are commit groups of their own: scores start as soon
+// as the keys have arrived.
 constexpr bool kKeysFirst = kTable || kCooperative;
 constexpr int kPageGroups = kKeysFirst ? 2 : 1;
+// One item a CTA and no splits: what is needed first is requested alone. No second page before the first keys
+// have arrived; with the table, no values before every warp has requested keys. Where items share a CTA they
+// hide each other's start, and requesting early is better.
+constexpr bool kGradualStart = !kSplit && kItemSlots == 1;
+// What a warp takes second, its second page or the other part of its first, is requested behind its first
+// scores, which would otherwise wait until the load path has taken those copies. Two item slots lose by it.
+constexpr bool kSecondBehindScores = kWholeItems && kItemSlots != 2;
 // Cooperating warps with the table have page slots for more pages than memory brings while the first one is
-// scored: there, too, keys come first, and the next page is asked for behind a page's scores. With fewer
-// pages a CTA, or without the table, that is later than is good.
+// scored, so a page's successor is requested behind its scores. With fewer pages a CTA, or without the table,
+// that is too late.
 constexpr bool kManyPages = kTable && kCooperative;
+// The first page's values are requested behind the barrier that ends the start.
 constexpr bool kLateValues = kKeysFirst && (kManyPages || (!kCooperative && kGradualStart));
 
-// With one page slot a slice travels to its owners in the cluster as it is. Ahead of it go the rows' origins
-// and sums, which are known before any value has been multiplied.
+// Order of the start.
+//
+// Queries are staged behind the request of the first page, in the shadow of its copies, instead of in that of
+// the page ids: with few pages, and where most warps have queries to stage before they could request a page.
+// The table is then filled ahead of the request, while page ids (with kManyPages: ids) are on their way;
+// otherwise it is filled last.
+constexpr bool kLateQueries = kCooperative || kLeftovers || (kWholeItems && kItemSlots == 4);
+// Loads of the selection and of the queries are issued in the order in which they are written, and page ids
+// are requested without waiting for the context's length.
+constexpr bool kOrderedLoads = kLateQueries || kSecondBehindScores;
+// Ids are requested ahead of the division that finds the item's request.
+constexpr bool kIdsFirst = kOrderedLoads && !kCooperative;
+
+// Order of the cluster merge.
+//
+// With one page slot a slice goes to its owners in the cluster unmerged. The rows' origins and sums, which
+// are known before any value has been multiplied, go ahead of it.
 constexpr bool kDirectSlices = kCooperative && kClusterMerge && kPageSlots == 1;
-// With two splits that merge first, threads keep what they have of the heads that their CTA owns, and send
-// the others alone: what arrives by st.async takes 2.5 cycles for every 16 bytes.
+// With two splits whose warps or page slots merge first, a thread keeps what it holds of the heads that its
+// CTA owns and sends only the other half: st.async takes two cycles or more for every 16 bytes.
 constexpr bool kHalves = kClusterMerge && kSplits == 2 && !kDirectSlices;
 
-// A warp's part of a page in the ring: codes of keys and values, then their scales.
+// ---- Ring of a warp
+
+// A stage holds a warp's part of a page: codes of keys, codes of values, scales of keys, scales of values.
 constexpr int kStages = 2;
-// Pages requested as soon as their ids are known; the others are read off the list of pages. Without splits
-// all first pages of a CTA come before its second ones.
+// Pages that a warp requests from the selection it has read itself; it takes the others from the list of
+// pages, behind the barrier that ends the start. One, so that no second page of the CTA is requested ahead of
+// a first one; splits, with few pages each, request both.
 constexpr int kFirstPages = !kSplit || kCooperative ? 1 : kStages;
 constexpr u32 kPartCodes = kWarpTokens * 64;
 constexpr u32 kPartScales = kWarpTokens * 8;
@@ -138,9 +169,11 @@ constexpr u32 kWarpRingBytes = kStages * kStageBytes;
 static_assert(kCooperative || kWarpRingBytes >= kHeads * kHeadDim * 4,
               "a warp's accumulators replace its ring at the end");
 
-// Dynamic shared memory, in bytes: decoding table, rings of all warps, then a part for each item slot. Table
-// entries of 128 bytes (one word a bank) lie 256 apart; in the gaps are the parts of the slots that are not
-// read in every step, or, with eight slots, the queries of all.
+// ---- Dynamic shared memory, in bytes; Configuration.shared_bytes has the same sum
+//
+// Decoding table, rings of all warps, then a part for each item slot. A table entry, a word for each bank,
+// takes 128 of every 256 bytes. The gaps between entries hold those parts of the slots that are not read for
+// every page, or, with eight slots, the queries of all.
 constexpr u32 kTableBytes = kTable ? 65536 : 0;
 constexpr u32 kRingAt = kTableBytes;
 constexpr u32 kSlotsAt = kRingAt + kWarps * kWarpRingBytes;
@@ -166,7 +199,8 @@ constexpr u32 kSlotFirsts = kSlotLeftover + 8;  // of each page slot: the place 
 constexpr u32 kSlotEnds = kSlotArrival + 64;
 // [kListed] PageSources, unless in the gaps.
 constexpr u32 kSlotSources = kSlotArrival + (kLeftovers ? 96 : 64);
-// [kItemWarps][kHeads] (origin, sum), unless in the gaps. Cooperating warps need kPageSlots of them.
+// [kItemWarps][kHeads] (origin, sum), unless in the gaps; until the last page, references of rows with far
+// logits. Cooperating warps need kPageSlots of them.
 constexpr u32 kSlotWarpStats = kSlotSources + kListed * 32;
 // Cooperative: maxima of the scores of each page in work, [kPageSlots][kHeads][kWarpsPerPage].
 constexpr u32 kMaximaBytes = kCooperative ? kHeads * kWarpsPerPage * 4 : 0;
@@ -175,12 +209,14 @@ constexpr u32 kSlotMaxima = kListsInGaps ? kSlotSources : kSlotWarpStats + kItem
 constexpr u32 kSlotSums = kSlotMaxima + kPageSlots * kMaximaBytes;
 constexpr u32 kSlotEnd = kSlotSums + (kDirectSlices ? kMaximaBytes : 0);
 constexpr u32 kSlotBytes = kListsInGaps ? (kSlotEnd + 255) / 256 * 256 : kSlotEnd;
-// Pairs, beside the slot: the last quarter of each warp's sums of a piece, [kWarpsPerPage][2048], their
-// (origin, sum), [kWarpsPerPage][kHeads], and what the partner tells of a warp's rows, [kWarpsPerPage][8].
+// Pairs, behind the slot: the last quarter of each warp's sums of a piece, [kWarpsPerPage][2048]; their
+// (origin, sum), [kWarpsPerPage][kHeads]; and the partner's (origin, sum) of the rows that this CTA finishes,
+// [kWarpsPerPage][kHeads / 2].
 constexpr u32 kSlotPieceSums = kSlotBytes;
 constexpr u32 kSlotPieceStats = kSlotPieceSums + kWarpsPerPage * 2048;
 constexpr u32 kSlotPartnerStats = kSlotPieceStats + kWarpsPerPage * 128;
-// And in gaps, behind 16 of sources and 16 of warps: the partner's sums, and three quarters of a piece's.
+// And in the gaps, behind 16 for sources and 16 for statistics: the partner's sums of values, and the first
+// three quarters of a piece's.
 constexpr u32 kPartnerGap = 32, kPieceGap = 64;
 static_assert(!kPairs || (kListed / 4 <= 16 && kItemWarps <= 16 && kPieceGap + 4 * 48 <= 256), "gaps");
 static_assert(!kQueriesInGaps || kItemSlots * 2 * kQueryBytes == kTableBytes, "the gaps are full");
@@ -192,8 +228,8 @@ static_assert(!kListsInGaps || (kSlotBytes >= kListed / 4 * 256 && kSlotBytes >=
 constexpr u32 kSlotInbox = kSlotBytes;
 constexpr u32 kSlotInboxStats = kSlotInbox + kHeads * kHeadDim * 4;
 
-// An item slot, with its parts in the table's gaps. One register holds it: gaps have the same distance as
-// slots.
+// An item slot, with its parts in the table's gaps. One register holds both addresses, because the gaps of
+// two slots are as far apart as the slots.
 struct SlotAddresses {
   SharedAddress fixed;
 
@@ -215,8 +251,10 @@ struct SlotAddresses {
   }
 };
 
-// Everything a launch gets, in the order of first use; strides in bytes. A line of 64 bytes of parameters
-// takes some 115 cycles when it is first read, and the loads of the selection wait for the first two alone.
+// ---- Launch arguments and items
+
+// In the order of first use; strides in bytes. The first read of each 64-byte line of parameters takes some
+// 115 cycles, and in this order the loads of the selection need only the first two lines.
 struct Arguments {
   i32 num_kv_heads, seqlen_q, topk, max_pages;
   const u8* q2k;
@@ -244,14 +282,14 @@ struct Arguments {
   u8* lse;
   i64 lse_row, lse_head;
   i32 batch;
-  u8* arrivals;  // u32 counters of those who put partials into the workspace, zero between launches
+  u8* arrivals;  // u32 counters of partials stored into the workspace; zero between launches
 };
 
 struct Item {
   int kv_head, request, token, row;
 };
 
-// What the results need of an item. The main loop has no registers to spare, so it waits in shared memory.
+// What the results need of an item. It waits in shared memory: the page loop has no register for it.
 struct ItemRow {
   int row, kv_head;
 };
@@ -263,14 +301,14 @@ __device__ __forceinline__ u32 item_count(const Arguments& args) {
 // Items from here on have no slot of their own.
 __device__ __forceinline__ u32 first_leftover() { return kLeftovers ? gridDim.x * kItemSlots : 0; }
 
-// A division by a power of two, the common case, takes a fifth of the time of another, and every load waits
-// for it.
+// Every load of the start waits for this division. By a power of two, the common case, it is a shift and
+// takes a fifth of the time.
 __device__ __forceinline__ u32 quotient(u32 dividend, u32 divisor) {
   if ((divisor & (divisor - 1)) == 0) return dividend >> (31 - __clz(divisor));
   return dividend / divisor;
 }
 
-// Without its request and token, which the ids do not need.
+// An item without its request and token, which the loads of its ids do not need.
 __device__ __forceinline__ Item item_without_request(const Arguments& args, u32 index) {
   Item item = {};
   item.row = quotient(index, args.num_kv_heads);
