@@ -618,16 +618,16 @@ FAULTS = {
         COOPERATIVE, "if constexpr (kDirectSlices) wait_for_inbox(slot + kSlotArrival);\n}", "}"),
     "sums that go ahead are announced": (COOPERATIVE, "kHeads * 8);", "kHeads * 4);"),
     "sums that go ahead are complete": (
-        COOPERATIVE, "page_sync(page_slot);\n  if (kDirectSlices && last) tell();",
-        "if (kDirectSlices && last) tell();\n  page_sync(page_slot);"),
+        COOPERATIVE, "page_sync(page_slot);\n  if (kDirectSlices && last) push_sums();",
+        "if (kDirectSlices && last) push_sums();\n  page_sync(page_slot);"),
     "eight warps wait for those that asked for their page": (
         EIGHT_WARPS, "if (kEightWarps && rank == first) page_sync(page_slot);", ""),
-    "cooperating warps wait for their values": (COOPERATIVE, "  arrive();\n", ""),
+    "cooperating warps wait for their values": (COOPERATIVE, "  await_values();\n", ""),
     "cooperating warps have all maxima": (
         COOPERATIVE, "page_sync(page_slot);  // also: every warp's values have arrived", ""),
     "cooperating warps have all probabilities": (
-        COOPERATIVE, "page_sync(page_slot);\n  if (kDirectSlices && last) tell();",
-        "if (kDirectSlices && last) tell();"),
+        COOPERATIVE, "page_sync(page_slot);\n  if (kDirectSlices && last) push_sums();",
+        "if (kDirectSlices && last) push_sums();"),
     "cooperating warps wait for readers": (
         COOPERATIVE, "page_sync(page_slot);  // also: every warp's values have arrived\n  refill();",
         "refill();\n  page_sync(page_slot);"),

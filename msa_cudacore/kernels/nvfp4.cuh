@@ -10,10 +10,10 @@
 #include "logic.cuh"
 #include "types.cuh"
 
-constexpr float kCodeUnit = 16384.0f;  // what a decoded value must be multiplied by
+constexpr float kCodeUnit = 16384.0f;  // 2^14: a code's value is its decoded value times this
 
-// Eight codes of a word to four pairs: pairs[0] low nibbles of bytes 0, 1; pairs[1] low nibbles of bytes 2,
-// 3; pairs[2], pairs[3] the high nibbles of the same bytes.
+// The eight codes of a word as four pairs: pairs[0] low nibbles of bytes 0 and 1; pairs[1] low nibbles of
+// bytes 2 and 3; pairs[2], pairs[3] the high nibbles of the same bytes.
 __device__ __forceinline__ void decode_e2m1(u32 codes, u32 (&pairs)[4]) {
   const u32 high = (codes & 0x80808080u) | ((codes >> 3) & 0x0E0E0E0Eu);
   const u32 low = ((codes << 4) & 0x80808080u) | ((codes << 1) & 0x0E0E0E0Eu);
@@ -29,8 +29,9 @@ __device__ __forceinline__ u32 with_signs(u32 other, u32 signed_word) {
 }
 constexpr u32 kOddBytes = 0x8E008E00u;  // codes in the upper bytes of both halves
 
-// The same to pairs[i] of codes i and i + 4; of four codes each of two tokens these are pairs of tokens.
-// Without byte permutations: shifts to the left have an idle pipe.
+// The same eight codes, with codes i and i + 4 in pairs[i]: pairs of tokens where a word has four codes of
+// each of two tokens. Shifts instead of byte permutations: left shifts go to the multiplier's pipe, which has
+// time to spare.
 __device__ __forceinline__ void decode_e2m1_halves(u32 codes, u32 (&pairs)[4]) {
   const u32 even = with_signs(codes << 1, codes << 4), odd = with_signs(codes >> 3, codes);
   pairs[0] = (even << 8) & kOddBytes;
@@ -39,16 +40,17 @@ __device__ __forceinline__ void decode_e2m1_halves(u32 codes, u32 (&pairs)[4]) {
   pairs[3] = odd & kOddBytes;
 }
 
-// Two codes of each of the two tokens, from the high nibbles: pairs[i] has code 2 * i + 1 of both, or code
-// 2 * i if the word was shifted left by four.
+// The high nibbles only, of such a word of two tokens: pairs[i] has code 2 * i + 1 of both tokens, or code
+// 2 * i if the word was shifted left by four before.
 __device__ __forceinline__ void decode_e2m1_high_columns(u32 codes, u32 (&pairs)[4]) {
   const u32 high = with_signs(codes >> 3, codes);
   pairs[0] = (high << 8) & kOddBytes;
   pairs[1] = high & kOddBytes;
 }
 
-// Two E4M3 scales (lower byte first) to a binary16 pair, exactly. Without the conversion instruction (before
-// compute capability 8.9) a NaN scale becomes 480: live tokens hold none, and dead ones never reach a result.
+// Two E4M3 scales (lower byte first) as a binary16 pair, exactly. Without the conversion instruction (before
+// compute capability 8.9) a NaN scale becomes 480: visible tokens have none, and hidden ones never reach a
+// result.
 __device__ __forceinline__ u32 decode_scales(u32 two_bytes) {
 #if __CUDA_ARCH__ >= 890
   return ptx::cvt_rn_f16x2_e4m3x2(static_cast<u16>(two_bytes));
@@ -60,7 +62,7 @@ __device__ __forceinline__ u32 decode_scales(u32 two_bytes) {
 #endif
 }
 
-// The two halves of a pair, each repeated. As a move of halves, which ptxas folds into the operand of HMUL2;
-// it does not fold a byte permutation.
+// One half of a pair, twice. As a move of halves, which ptxas folds into the operand of HMUL2; a byte
+// permutation it would not.
 __device__ __forceinline__ u32 lower_twice(u32 pair) { return ptx::mov_b32_lower_twice(pair); }
 __device__ __forceinline__ u32 upper_twice(u32 pair) { return ptx::mov_b32_upper_twice(pair); }

@@ -269,7 +269,7 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
 #pragma unroll
     for (int row = 0; row < 2; ++row) inbox[row] = inbox_of_slice(slot.fixed, split, warp, lane16 >> 4, row);
     ptx::barrier_cluster_wait();  // every inbox is open
-    if (first >= pages && part == 0) tell_stats(state, slot.fixed, lane16 >> 4, split, false);
+    if (first >= pages && part == 0) push_stats(state, slot.fixed, lane16 >> 4, split, false);
   }
   auto store_piece = [&](u32 stage) {
     if constexpr (kLeftovers) {
@@ -319,7 +319,7 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
     if (kEightWarps && rank == first) page_sync(page_slot);  // others have asked for this warp's part
     const int visible = static_cast<int>(ptx::ld_shared_u32(slot.fixed + kSlotVisible + rank * 4));
     if constexpr (kCooperative) {
-      const auto arrive = [&] {
+      const auto await_values = [&] {
         if (alone)
           wait_for_values<1>();
         else
@@ -328,11 +328,12 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
       const auto refill = [&] {
         if (alone) request_after(rank - kPageStride, stage ^ kStageBytes);
       };
-      const auto tell = [&] {
-        if (part == 0) tell_stats(state, slot.fixed, lane16 >> 4, split, true);
+      const auto push_sums = [&] {
+        if (part == 0) push_stats(state, slot.fixed, lane16 >> 4, split, true);
       };
       attend_page(state, at, slot.fixed + kSlotMaxima + page_slot * kMaximaBytes, place.page_ring, page_slot,
-                  part, stage, visible, rank + kPageStride >= pages, queries, arrive, refill, tell);
+                  part, stage, visible, rank + kPageStride >= pages, queries, await_values, refill,
+                  push_sums);
     } else {
       const int own_visible = visible - static_cast<int>(part + turn_of(stage) * kWarpsPerPage) * kWarpTokens;
       if (own_visible > 0) {

@@ -7,17 +7,18 @@
 #include "portable_plan.cuh"
 #include "portable_prologue.cuh"
 
-// Below every logit that bounded_scale lets through: 2^(score * scale - origin) is then infinite.
+// Origin of a row that has none yet. Below every logit that bounded_scale admits, so that
+// 2^(score * scale - origin) is infinite.
 constexpr float kNoOrigin = -3.0e38f;
 constexpr float kNoReference = -1.0e30f;  // below every score
-// From here on the rounding of an origin would show in P: the row is kept relative to a score, see
-// move_origins.
+// The rounding of an origin as large as this would show in P: such a row is kept relative to a score instead,
+// see move_origins.
 constexpr float kFarLogit = 1048576.0f;
 // A new origin puts the largest P at 2^11, well above binary16's subnormals, so that keys up to 25 binades
 // below it keep their precision; scores may grow by four binades before the next one.
 constexpr float kHeadroom = -11.0f;
 constexpr float kLargestExponent = 15.0f;
-constexpr u32 kOnes = 0x3C003C00u;
+constexpr u32 kOnes = 0x3C003C00u;  // a pair of binary16 ones: P times ones is the row's sum
 
 // ---- Ring
 
@@ -33,10 +34,11 @@ __device__ __forceinline__ RingLanes ring_lanes(SharedAddress ring, u32 lane) {
           ring + kStageValues + ((lane * 16) ^ (((lane >> 3) & 1) << 6) ^ (((lane >> 4) & 1) << 5))};
 }
 
-// Lane-dependent offsets into the sources of a page.
+// A lane's offsets into the sources of a page.
 struct SourceLanes {
-  u32 codes, scales;  // bytes
-  bool brings_scales, key_scales;
+  u32 codes, scales;   // bytes
+  bool brings_scales;  // this lane copies scales: those of keys if key_scales, else those of values
+  bool key_scales;
 };
 
 __device__ __forceinline__ SourceLanes source_lanes(u32 lane16, u32 part) {
@@ -44,7 +46,8 @@ __device__ __forceinline__ SourceLanes source_lanes(u32 lane16, u32 part) {
           lane16 < 2 * kPartScales, lane16 < kPartScales};
 }
 
-// Starts the copies of a warp's part of a page; the pointers are this lane's. Keys bring the scales of both.
+// Issues the copies of a warp's part of a page; the pointers are this lane's. The scales of keys and of
+// values come with the keys.
 __device__ __forceinline__ void request_keys(const RingLanes& to, u32 stage, const u8* keys, const u8* scales,
                                              bool brings_scales) {
 #pragma unroll
@@ -64,13 +67,15 @@ __device__ __forceinline__ void request_part(const RingLanes& to, u32 stage, con
   request_values(to, stage, values);
 }
 
-// In place of a part that does not exist, so that the same number of groups is pending.
+// Stands in for request_part where there is no part, so that equally many groups are pending. The caller
+// commits the last group of either.
 __device__ __forceinline__ void request_nothing() {
   if constexpr (kKeysFirst) ptx::cp_async_commit_group();
 }
 
-// Waits for the oldest page's keys or for all of it, while the groups of the other stages but `idle` are
-// pending. These are the lane's own copies: a __syncwarp before what other lanes copied.
+// Wait until the keys, or then the values, of the oldest page in flight have arrived; without kKeysFirst they
+// are one group. The pages of the other stages stay in flight; `idle` of these stages have none. A lane waits
+// for its own copies: a __syncwarp must follow before it reads those of others.
 template <int idle = 0>
 __device__ __forceinline__ void wait_for_keys() {
   ptx::cp_async_wait_group<kPageGroups*(kStages - idle) - 1>();
@@ -80,7 +85,7 @@ __device__ __forceinline__ void wait_for_values() {
   if constexpr (kKeysFirst) ptx::cp_async_wait_group<kPageGroups*(kStages - idle) - 2>();
 }
 
-// What a lane reads of page 0, before the pages are known.
+// Where a lane's share of a warp's part begins in page 0: all that is known ahead of the page ids.
 struct PartSources {
   const u8 *keys, *values, *scales;
   i64 scales_page;
@@ -95,7 +100,7 @@ __device__ __forceinline__ PartSources part_sources(const Arguments& args, int k
           lanes.key_scales ? args.k_scale_page : args.v_scale_page};
 }
 
-// What a lane reads of two neighbouring parts of page 0: codes of the first, and one piece of scales.
+// The same for two neighbouring parts: codes of the first, and the lane's 16 bytes of the scales of either.
 struct PagePair {
   const u8 *keys, *values, *scales;
   i64 scales_page;
@@ -109,8 +114,7 @@ __device__ __forceinline__ PagePair page_pair(const Arguments& args, int kv_head
   return {of_codes.keys, of_codes.values, of_scales.scales, of_scales.scales_page};
 }
 
-// ring: of the first part. Keys with scales and values are commit groups of their own; the second is left to
-// be committed.
+// ring: of the first part. Commits the group of keys and scales and leaves that of the values to the caller.
 __device__ __forceinline__ void request_pair(const Arguments& args, const PagePair& from, i64 page,
                                              SharedAddress ring, u32 lane) {
   static_assert(!kEightWarps || kPartScales == 128, "16 bytes of scales for each lane");
@@ -125,7 +129,7 @@ __device__ __forceinline__ void request_pair(const Arguments& args, const PagePa
   request_values(second, 0, values + kPartCodes);
 }
 
-// turn: of a warp that takes two parts of a page.
+// Requests the page at place `rank` of the list. turn: which part of it, for a warp that takes two.
 __device__ __forceinline__ void request_listed(const RingLanes& to, u32 stage, const SlotAddresses& slot,
                                                u32 rank, const SourceLanes& lanes, u32 turn = 0) {
   const SharedAddress at = slot.sources(rank);
@@ -151,7 +155,8 @@ __device__ __forceinline__ void fill_table(SharedAddress table, int thread) {
   }
 }
 
-// lane4: 4 * lane, so that every lane reads its own bank.
+// lane4: 4 * lane, so that every lane reads its own bank. The offset, byte * 256 + lane4, is one permutation:
+// byte 0 is lane4, byte 1 the code's byte, the others are lane4's zeros.
 __device__ __forceinline__ u32 look_up(SharedAddress table, u32 word, int byte, u32 lane4) {
   return ptx::ld_shared_u32(table + __byte_perm(word, lane4, 0x5504 | (byte << 4)));
 }
@@ -166,17 +171,17 @@ __device__ __forceinline__ u32 low_nibbles_else(u32 x, u32 y) {
 // Lane 4*g + t holds rows g and g + 8. out[o] has dims 32*t + o and 32*t + 16 + o of either row.
 struct WarpState {
   float out[16][4];
-  float sum[4];  // [0] row g, [2] row g + 8
+  float sum[4];  // of P: [0] row g, [2] row g + 8
   float origin[2];
 };
 
 struct WarpAddresses {
   SharedAddress ring, values, value_scales, queries, table, scales;
-  SharedAddress references;  // of this warp's rows, 8 bytes apart
-  u32 lane16;
+  SharedAddress references;  // reference scores of this warp's rows, 8 bytes apart; see move_origins
+  u32 lane16;                // 16 * lane
 };
 
-// A fragments of the queries, k-steps: in shared memory, or held in registers.
+// The queries' A fragments by k-step: read from shared memory each time, or held in registers.
 struct StagedQueries {
   SharedAddress at;  // this lane's
   __device__ __forceinline__ uint4 operator()(int step) const {
@@ -188,7 +193,7 @@ struct HeldQueries {
   __device__ __forceinline__ uint4 operator()(int i) const { return step[i]; }
 };
 
-// With eight warps there are registers to hold them.
+// Eight warps a page have the registers to hold them.
 __device__ __forceinline__ auto queries_for_all_pages(const StagedQueries& staged) {
   if constexpr (kEightWarps) {
     HeldQueries held;
@@ -217,7 +222,7 @@ __device__ __forceinline__ void score_keys(float (&score)[kTokenTiles][4], const
 #pragma unroll
       for (int i = 0; i < 4; ++i) score[first + e][i] = 0.0f;
     }
-    float second[kTilesAtOnce][4] = {};  // with eight warps, the sum of the upper dims
+    float second[kTilesAtOnce][4] = {};  // with eight warps a page, the products of the upper dims
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const uint4 q0 = queries(2 * i), q1 = queries(2 * i + 1);
@@ -257,7 +262,7 @@ __device__ __forceinline__ void hide_scores(float (&score)[kTokenTiles][4], int 
   }
 }
 
-// The same, and their value scales, whose stale bytes may be NaN.
+// The same, and clears the value scales of these tokens: stale bytes may be NaN, which P = 0 would not hide.
 __device__ __forceinline__ void hide_tail(float (&score)[kTokenTiles][4], u32 (&value_scales)[kTokenTiles],
                                           int visible, int t) {
   hide_scores(score, visible, t);
@@ -268,7 +273,7 @@ __device__ __forceinline__ void hide_tail(float (&score)[kTokenTiles][4], u32 (&
   }
 }
 
-// P = 2^(score * scale - origin) as binary16 A fragments, a k-step for two tiles.
+// P = 2^(score * scale - origin) as binary16 A fragments; two score tiles make a k-step.
 __device__ __forceinline__ void exponentials(uint4 (&p)[kTokenTiles / 2],
                                              const float (&score)[kTokenTiles][4], const float (&scale)[2],
                                              const float (&origin)[2]) {
@@ -307,9 +312,9 @@ __device__ __forceinline__ void scale_sums(State& state, int row, float factor) 
 // Moves the origin of each row that has a P of 2^15 or more, and computes P again. A row moves by its own
 // scores alone, so that its bits do not depend on the other heads.
 //
-// A row whose logits are far keeps a reference score instead, P = 2^((score - reference) * scale -
-// kHeadroom), in the warp's place of shared memory. Its origin stays kNoOrigin, which makes every later P
-// infinite and so leads here again.
+// A row with far logits has a reference score instead, in shared memory:
+// P = 2^((score - reference) * scale - kHeadroom). Its origin stays kNoOrigin, so that the exponentials of
+// every later page are infinite and lead here again.
 __device__ __forceinline__ void move_origins(WarpState& state, uint4 (&p)[kTokenTiles / 2],
                                              const float (&score)[kTokenTiles][4], const float (&scale)[2],
                                              SharedAddress references, u32 lane) {
@@ -346,8 +351,8 @@ __device__ __forceinline__ void move_origins(WarpState& state, uint4 (&p)[kToken
                       pair(score[2 * u + 1] + 2, 1));
 }
 
-// The origins of a warp that has attended to no page of the item yet, for these scores: as move_origins would
-// find them after exponentials in vain, with no sums to scale.
+// Origins for a warp's first page of an item: those that move_origins would find after a wasted round of
+// exponentials. There are no sums to scale yet.
 __device__ __forceinline__ void first_origins(WarpState& state, const float (&score)[kTokenTiles][4],
                                               const float (&scale)[2], SharedAddress references, u32 lane) {
 #pragma unroll
@@ -363,9 +368,9 @@ __device__ __forceinline__ void first_origins(WarpState& state, const float (&sc
   __syncwarp();  // other lanes of the row read the reference
 }
 
-// out += P V. A lane holds the 16 dims of scale group g for the four tokens of its column in a k-step. Pairs
-// that enter an MMA are of two tokens, so codes of two tokens are interleaved first: bytes by arithmetic,
-// nibbles for the table.
+// out += P V. In a k-step a lane decodes the 16 dims of scale group g for its four tokens, rows of B. A
+// register of B pairs two tokens of one dim, while a byte of codes has two dims of one token, so the codes of
+// two tokens are interleaved first: bytes for decoding by arithmetic, nibbles for the table.
 __device__ __forceinline__ void accumulate_values(WarpState& state, const uint4 (&p)[kTokenTiles / 2],
                                                   const u32 (&value_scales)[kTokenTiles],
                                                   const WarpAddresses& at, u32 stage) {
@@ -408,8 +413,8 @@ __device__ __forceinline__ void accumulate_values(WarpState& state, const uint4 
   }
 }
 
-// A warp's part of a page that has arrived in the ring; tokens from `visible` on are hidden. begins: it is
-// the warp's first of the item. scored: called behind the scores.
+// A warp's part of a page, whose keys have arrived in the ring; tokens from `visible` on are hidden. begins:
+// it is the warp's first of the item. scored: called between the scores and the wait for values.
 template <typename Scored>
 __device__ __forceinline__ void attend_part(WarpState& state, const WarpAddresses& at, u32 stage, int visible,
                                             bool begins, const Scored& scored) {
@@ -433,7 +438,7 @@ __device__ __forceinline__ void attend_part(WarpState& state, const WarpAddresse
   for (int u = 0; u < kTokenTiles / 2; ++u)
     largest = ptx::max_f16x2(largest,
                              ptx::max_f16x2(ptx::max_f16x2(p[u].x, p[u].y), ptx::max_f16x2(p[u].z, p[u].w)));
-  // Either half from 2^15 up to infinity carries into its sign bit; P is never negative.
+  // A half of 2^15 or more, infinity included, carries into its sign bit; P is never negative.
   if (__any_sync(~0u, (largest + 0x08000800u) & 0x80008000u)) {
     move_origins(state, p, score, scale, at.references, at.lane16 >> 4);
   }

@@ -1,15 +1,15 @@
 // The page loop's work when the warps of a page cooperate: each scores its own tokens, all share the
 // probabilities, and each multiplies those of all 128 tokens with its slice of the value dims.
 //
-// Against warps on their own this costs two barriers in each page and saves the merge of a 16 x 128 sum for
-// each warp, which is what a CTA with few pages would spend most of its time on.
+// Compared with warps on their own this costs two barriers a page and saves merging a 16 x 128 sum for each
+// warp, on which a CTA with few pages would spend most of its time.
 #pragma once
 #include "barrier.cuh"
 #include "ldmatrix.cuh"
 #include "portable_attention.cuh"
 
-// Codes are transposed in words of four, so eight warps share four slices of 32 dims: one takes the even
-// dims, the other the odd ones.
+// A slice is 32 dims: a row of eight 16-bit words of codes, which ldmatrix transposes. Eight warps are two to
+// a slice: one multiplies the even dims, the other the odd ones.
 constexpr int kSliceWarps = kCooperative ? kWarpsPerPage / 4 : 1;
 constexpr int kSliceCodes = 4 / kSliceWarps;  // codes of a word that a warp multiplies
 constexpr u32 kSliceRowBytes = 32 / kSliceWarps * 4;
@@ -23,7 +23,7 @@ struct SliceState {
   float reference[2];
 };
 
-// Meets the warps that work on the same page, the page_slot-th of the CTA.
+// Barrier of the warps that work on the same page. page_slot: of the CTA.
 __device__ __forceinline__ void page_sync(u32 page_slot) {
   if constexpr (kWarps > kWarpsPerPage)
     ptx::barrier_cta_sync(1 + page_slot, 32 * kWarpsPerPage);
@@ -36,7 +36,7 @@ __device__ __forceinline__ constexpr u32 ring_of_token(u32 token) {
   return token / kWarpTokens * kWarpRingBytes;
 }
 
-// Tokens from `visible` on of the warp's part: value scales become zero, since stale bytes may be NaN.
+// Clears the value scales of the warp's part from token `visible` on: stale bytes may be NaN.
 __device__ __forceinline__ void clear_value_scales(SharedAddress ring, u32 stage, int visible, u32 lane) {
 #pragma unroll
   for (u32 word = lane; word < kPartScales / 4; word += 32) {  // four tokens of a scale group
@@ -47,13 +47,13 @@ __device__ __forceinline__ void clear_value_scales(SharedAddress ring, u32 stage
   }
 }
 
-// A slice of V as B fragments, a k-step of 16 tokens after the other.
+// A warp's slice of V as B fragments, k-steps of 16 tokens.
 struct SliceFragments {
   u32 pairs[kPageTokens / 16][kSliceCodes][2];
 };
 
-// 32 tokens at a time: four 8 x 8 tiles of words of four codes, transposed, so that a register holds the
-// codes of dims 4*g to 4*g + 3 for tokens 2*t (lower half) and 2*t + 1.
+// 32 tokens at a time: ldmatrix transposes four 8 x 8 tiles of 16-bit words, so that a register holds the
+// codes of dims 4*g to 4*g + 3 for tokens 2*t (lower half) and 2*t + 1 (upper half).
 __device__ __forceinline__ void decode_slice(SliceFragments& fragments, SharedAddress page_ring, u32 warp,
                                              u32 lane, u32 stage) {
   const u32 g = lane >> 2, t = lane & 3, slice = warp / kSliceWarps;
@@ -62,7 +62,7 @@ __device__ __forceinline__ void decode_slice(SliceFragments& fragments, SharedAd
       ((lane % kWarpTokens * 64 + slice * 16) ^ (((lane >> 1) & 1) << 6) ^ (((lane >> 2) & 1) << 5));
   const SharedAddress scales_at =
       page_ring + stage + kStageValueScales + (t >> 1) * 32 + (2 * slice + (g >> 2)) * 4 + (t & 1) * 2;
-  const u32 to_high = warp % kSliceWarps == 0 ? 16 : 1;  // a product: shifts wait for the integer pipe
+  const u32 to_high = warp % kSliceWarps == 0 ? 16 : 1;  // a factor: shifts would wait for the integer pipe
 #pragma unroll
   for (int part = 0; part < kPageTokens / 32; ++part) {
     u32 codes[4];
@@ -88,7 +88,8 @@ __device__ __forceinline__ void decode_slice(SliceFragments& fragments, SharedAd
 __device__ __forceinline__ void accumulate_slice(SliceState& state, const SliceFragments& fragments,
                                                  SharedAddress page_ring, u32 lane, u32 stage) {
   constexpr int kSteps = kPageTokens / 16;
-  // With eight warps nothing else is left to do: all of P is asked for at once, and odd k-steps have a sum.
+  // Eight warps a page have nothing else left to do: all of P is loaded at once, and odd k-steps have sums of
+  // their own, a second chain.
   constexpr int kAhead = kEightWarps ? kSteps : 1;
   float second[kSliceCodes][4] = {};
 #pragma unroll
@@ -111,16 +112,16 @@ __device__ __forceinline__ void accumulate_slice(SliceState& state, const SliceF
     for (int i = 0; i < 4; ++i) state.out[j][i] += second[j][i];
 }
 
-// A page whose parts have arrived in their warps' rings; tokens from `visible` on are hidden. page_ring: ring
-// of the page's warp 0. arrive: waits for this lane's copies of values. refill: called when every warp has
-// finished the page before this one. tell: called on the item's last page, if its sums go ahead, as soon as
-// those of each warp's tokens are in kSlotSums.
-template <typename Queries, typename Arrive, typename Refill, typename Tell>
+// A page, whose keys have arrived in its warps' rings; tokens from `visible` on are hidden. page_ring: ring
+// of the page's warp 0. await_values: waits for this lane's copies of values. refill: called when every warp
+// has finished the page before this one. push_sums: called on the item's last page, with kDirectSlices, as
+// soon as kSlotSums has the sums of all warps' tokens.
+template <typename Queries, typename AwaitValues, typename Refill, typename PushSums>
 __device__ __forceinline__ void attend_page(SliceState& state, const WarpAddresses& at,
                                             SharedAddress page_maxima, SharedAddress page_ring, u32 page_slot,
                                             u32 warp, u32 stage, int visible, bool last,
-                                            const Queries& queries, const Arrive& arrive,
-                                            const Refill& refill, const Tell& tell) {
+                                            const Queries& queries, const AwaitValues& await_values,
+                                            const Refill& refill, const PushSums& push_sums) {
   const u32 lane = at.lane16 >> 4;
   const int own_visible = visible - static_cast<int>(warp) * kWarpTokens;
   float score[kTokenTiles][4];
@@ -135,11 +136,11 @@ __device__ __forceinline__ void attend_page(SliceState& state, const WarpAddress
     if ((lane & 3) == 0)
       ptx::st_shared_f32(page_maxima + ((lane >> 2) + 8 * row) * (kWarpsPerPage * 4) + warp * 4, largest);
   }
-  arrive();
+  await_values();
   page_sync(page_slot);  // also: every warp's values have arrived
   refill();
 
-  // All warps move their references alike.
+  // Every warp sees the maxima of all and moves its references alike.
   float factor[2] = {1.0f, 1.0f};
   const float scale[2] = {ptx::ld_shared_f32(at.scales + (lane >> 2) * 8),
                           ptx::ld_shared_f32(at.scales + (lane >> 2) * 8 + 64)};
@@ -162,13 +163,13 @@ __device__ __forceinline__ void attend_page(SliceState& state, const WarpAddress
     scale_sums(state, 1, factor[1]);
   }
   SliceFragments fragments;
-  if constexpr (kRoomy) decode_slice(fragments, page_ring, warp, lane, stage);  // beside the exponentials
+  if constexpr (kRoomy) decode_slice(fragments, page_ring, warp, lane, stage);  // overlaps the exponentials
   auto pair = [&](const float* s, int row) {
     const float lower = ptx::ex2_approx_ftz_f32(fmaf(s[0] - state.reference[row], scale[row], -kHeadroom));
     const float upper = ptx::ex2_approx_ftz_f32(fmaf(s[1] - state.reference[row], scale[row], -kHeadroom));
     return ptx::cvt_rn_f16x2_f32(upper, lower);
   };
-  // As A fragments, a k-step of 512 bytes, over the lane's own codes of keys.
+  // As A fragments, 512 bytes a k-step, in place of the codes of keys that this lane alone has read.
 #pragma unroll
   for (int u = 0; u < kTokenTiles / 2; ++u) {
     const uint4 p = make_uint4(pair(score[2 * u], 0), pair(score[2 * u] + 2, 1), pair(score[2 * u + 1], 0),
@@ -182,7 +183,7 @@ __device__ __forceinline__ void attend_page(SliceState& state, const WarpAddress
     ptx::st_shared_f32(sums + 8 * (kWarpsPerPage * 4), state.sum[2]);
   }
   page_sync(page_slot);
-  if (kDirectSlices && last) tell();  // this branch keeps ptxas from moving the decoding behind the barrier
+  if (kDirectSlices && last) push_sums();  // this branch keeps ptxas from moving decode_slice down here
   if constexpr (!kRoomy) decode_slice(fragments, page_ring, warp, lane, stage);
   accumulate_slice(state, fragments, page_ring, lane, stage);
 }

@@ -1,4 +1,8 @@
-// After an item's last page: warps, then page slots, become one. Sums run in a fixed order.
+// After an item's last page: the partials of its warps are merged into one for each page slot, and those into
+// the CTA's partial of the item. Sums run in a fixed order.
+//
+// A partial of a row is its softmax origin, its sum of P and its sums of P V. To merge partials, each is
+// scaled by 2^(its origin - the largest origin) and added.
 #pragma once
 #include "opaque.cuh"
 #include "portable_cooperative.cuh"
@@ -23,7 +27,8 @@ __device__ __forceinline__ ResultPlace result_place(const Arguments& args, const
           args.lse + item.row * args.lse_row + q_head * args.lse_head, args.v_global_scale};
 }
 
-// The same, here and now: before a wait, because these are the first reads of their parameters.
+// The same, computed here and not at its use: ahead of a wait, because this is the first read of these
+// parameters.
 __device__ __forceinline__ ResultPlace result_place_now(const Arguments& args, const ItemRow& item, int head,
                                                         int dim) {
   const ResultPlace place = result_place(args, item, head, dim);
@@ -35,14 +40,15 @@ __device__ __forceinline__ ResultPlace result_place_now(const Arguments& args, c
   return {reinterpret_cast<u8*>(out_at), reinterpret_cast<u8*>(lse_at), __uint_as_float(v_global_scale)};
 }
 
-// Natural logarithm of the sum of exponentials, -inf without keys. Beyond 2^50 an origin is all logit.
+// Natural logarithm of the sum of exponentials, -inf without keys. lift: see RowScale. An origin beyond 2^50
+// is all logit, kHeadroom being lost in its rounding.
 __device__ __forceinline__ void store_lse(u8* to, float origin, float sum, float lift) {
   const float lifted = fabsf(origin) > 0x1p50f ? origin * lift : origin;
   const float lse = sum == 0.0f ? __int_as_float(0xFF800000) : (lifted + ptx::lg2_approx_ftz_f32(sum)) * kLn2;
   *reinterpret_cast<float*>(to) = lse;
 }
 
-// What divides by the sum, with the factors that decoding left out; a row without keys is exactly zero.
+// Divides by the row's sum and multiplies by the factors that decoding left out; zero for a row without keys.
 __device__ __forceinline__ float output_factor(float v_global_scale, float sum) {
   return sum == 0.0f ? 0.0f : v_global_scale * kCodeUnit / sum;
 }
@@ -51,7 +57,7 @@ __device__ __forceinline__ void store_bf16(u8* at, float x) {
   *reinterpret_cast<u16*>(at) = static_cast<u16>(ptx::cvt_rn_bf16x2_f32(0.0f, x));
 }
 
-// Four dims at a time, `stride` apart.
+// Stores four dims at a time; the groups of four are `stride` dims apart.
 template <int n>
 __device__ __forceinline__ void store_output(u8* at, float factor, const float4 (&out)[n], int stride = 4) {
   uint2* to = reinterpret_cast<uint2*>(at);
@@ -63,7 +69,7 @@ __device__ __forceinline__ void store_output(u8* at, float factor, const float4 
 
 // ---- Warps of a CTA
 
-// kDims dims of a head, four every kStride.
+// A thread's share of a partial: kDims dims of a head, in groups of four that are kStride apart.
 template <int kDims, int kStride = 4>
 struct MergedPart {
   static constexpr int kStep = kStride;
@@ -72,7 +78,7 @@ struct MergedPart {
   float4 out[kDims / 4];
 };
 
-// The result of a thread's part of a head; scales: of the item's rows.
+// Stores a thread's share as the result. scales: RowScale of the item's rows.
 template <int kDims, int kStride>
 __device__ __forceinline__ void store_result(const ResultPlace& to, const MergedPart<kDims, kStride>& part,
                                              SharedAddress scales) {
@@ -81,8 +87,8 @@ __device__ __forceinline__ void store_result(const ResultPlace& to, const Merged
     store_lse(to.lse, part.origin, part.sum, ptx::ld_shared_f32(scales + part.head * 8 + 4));
 }
 
-// All heads and dims over as many threads as it takes; neighbours have neighbouring dims, so that they store
-// whole sectors.
+// Shares of kDims dims; all heads and dims take as many threads as that gives. Neighbouring threads have
+// neighbouring groups of dims, so that together they store whole sectors.
 template <int kDims>
 using ThreadPart = MergedPart<kDims, 4 * kHeadDim / kDims>;
 
@@ -95,8 +101,8 @@ __device__ __forceinline__ ThreadPart<kDims> part_of_thread(int thread) {
   return part;
 }
 
-// A warp's 16 x 128 accumulators, or eight rows of them (half 0 or 1), at `to`: rows of 4 lines (t) of 32
-// dims, 16-byte chunks swizzled by lane. Its origins and sums are told with the first.
+// Stores a warp's 16 x 128 accumulators, or eight rows of them (half 0 or 1), at `to`: rows of 4 lines (t) of
+// 32 dims, 16-byte chunks swizzled by lane. The rows' origins and sums are stored with half 0.
 constexpr int kBothHalves = -1;
 
 template <int half = kBothHalves>
@@ -126,9 +132,9 @@ __device__ __forceinline__ void publish_warp(const WarpState& state, const SlotA
                             state.out[4 * i + 3][x]);
 }
 
-// Cooperating warps of a page have nothing to merge: each holds a slice, a lane 2 * kSliceCodes places of
-// row g (row 0) and of row g + 8. Places are dims, but with two warps a slice the first has the even dims and
-// then the second has the odd ones.
+// Cooperating warps of a page have nothing to merge: each holds a slice, and a lane holds 2 * kSliceCodes
+// places of row g (row 0) and of row g + 8. Places are dims, except with two warps to a slice: then a slice's
+// first 16 places are its even dims and the other 16 its odd ones.
 constexpr bool kPlacesAreDims = !kCooperative || kSliceWarps == 1;
 
 __device__ __forceinline__ int head_of_slice(int lane, int row) { return (lane >> 2) + 8 * row; }
@@ -169,8 +175,8 @@ __device__ __forceinline__ void add_scaled(float4& sum, float factor, const floa
   sum.w = fmaf(factor, x.w, sum.w);
 }
 
-// Partials become one, kDims dims a thread. load_stats: origin and sum of a head in a partial. load: four
-// dims of it. All loads come before all arithmetic, which would hold them up.
+// Merges kPartials partials, kDims dims a thread. load_stats(p, head): origin and sum of a head in partial p.
+// load(p, head, dim): four dims of it. All loads come before the arithmetic, which would delay them.
 template <int kPartials, int kDims, typename LoadStats, typename Load>
 __device__ __forceinline__ ThreadPart<kDims> merge_partials(int thread, const LoadStats& load_stats,
                                                             const Load& load) {
@@ -199,7 +205,7 @@ __device__ __forceinline__ ThreadPart<kDims> merge_partials(int thread, const Lo
   return part;
 }
 
-// Where a warp's ring has four dims of a head.
+// Where publish_warp stores four dims of a head.
 __device__ __forceinline__ SharedAddress place_in_warp(SharedAddress ring, int head, int dim) {
   const u32 line = dim >> 5, swizzle = ((head & 1) * 4 + line) * 16, chunk = (dim & 31) >> 2;
   return ring + head * 512 + line * 128 + (swizzle ^ (chunk * 16));
@@ -209,8 +215,8 @@ __device__ __forceinline__ float4 load_warp(SharedAddress ring, int head, int di
   return ptx::ld_shared_v4_f32(place_in_warp(ring, head, dim));
 }
 
-// The warps of a page become one, which takes the place of the first: a thread overwrites what nobody else
-// reads. So the page slots that end first are merged while the others work.
+// Merges the warps of a page slot; the result replaces the partial of the first one. A thread overwrites only
+// what no other reads. So page slots that end first are merged while others still have pages.
 __device__ __forceinline__ void merge_page(const SlotAddresses& slot, SharedAddress page_ring, u32 page_slot,
                                            int thread) {
   const u32 first = page_slot * kWarpsPerPage;
@@ -230,10 +236,10 @@ __device__ __forceinline__ void merge_page(const SlotAddresses& slot, SharedAddr
 
 // ---- Warps of a page that divide their sums
 
-// With four page slots an item the warps of a page divide their accumulators: warp w merges out[4 * w] to
-// out[4 * w + 3]. Its own stay in registers, the others it publishes as they are, [16][32 lanes][16 bytes].
-// The end of an item waits for shared memory, which moves a quarter less this way. With fewer page slots it
-// gained nothing.
+// With four page slots an item the warps of a page divide the merge: warp w merges out[4 * w] to
+// out[4 * w + 3] of all warps. It keeps its own of these in registers and publishes the others as its lanes
+// hold them, [16][32 lanes][16 bytes]. The end of an item waits for shared memory, which moves a quarter less
+// this way. With fewer page slots it gained nothing.
 constexpr bool kDividedSums = !kCooperative && kPageSlots == 4;
 
 struct OwnSums {
@@ -252,8 +258,9 @@ __device__ __forceinline__ void publish_all_but(const WarpState& state, SharedAd
   }
 }
 
-// Row g (even lanes) or g + 8 of a warp: a far row's reference lies where its origin belongs in the end.
-// Asked for before the sums are stored, so that it is there behind them.
+// The final origin and the sum of row g (even lanes) or g + 8 of a warp. A row with far logits has a
+// reference instead, which lies where the origin will be stored; it is loaded ahead of the stores of the
+// accumulators, so that nothing waits for it behind them.
 struct OwnRow {
   int row, head;
   float reference, scale;
@@ -283,15 +290,15 @@ __device__ __forceinline__ OwnSums publish_others(const WarpState& state, const 
   if (part == 2) publish_all_but<2>(state, at, own);
   if (part == 3) publish_all_but<3>(state, at, own);
   const float origin = mine.origin(state);
-  __syncwarp();  // all lanes have their references
+  __syncwarp();  // all lanes have read their references
   if ((lane & 2) == 0)
     ptx::st_shared_v2_f32(slot.warp_stats(warp) + mine.head * 8, origin, mine.sum(state));
   return own;
 }
 
-// Four dims of a head out of the merged sums of a page slot, in the ring of its first warp: what a warp has
-// merged where nobody else reads or writes, [4 warps][16 heads][8 chunks], swizzled by warp and head. Behind
-// that are the (origin, sum) of the heads.
+// Where the merged sums of a page slot have four dims of a head, in the ring of its first warp:
+// [4 warps][16 heads][8 chunks], swizzled by warp and head. A warp's part replaces published sums that only
+// this warp reads. Behind all of it are the heads' (origin, sum).
 __device__ __forceinline__ SharedAddress place_in_page(SharedAddress page_ring, int head, int dim) {
   const u32 part = dim >> 2 & 3, half = dim >> 4 & 1, t = dim >> 5;
   return page_ring + part * 2048 + head * 128 + (t ^ part) * 32 + ((half ^ head) & 1) * 16;
@@ -299,7 +306,8 @@ __device__ __forceinline__ SharedAddress place_in_page(SharedAddress page_ring, 
 constexpr u32 kPageStats = kHeads * kHeadDim * 4;
 static_assert(!kDividedSums || kWarpRingBytes >= kPageStats + kHeads * 8);
 
-// Row g or g + 8 out of a lane's four accumulators of a share: dims 32 * t + 4 * part and 16 more.
+// Adds row g or g + 8 of the lane's four accumulators out[4 * part] to out[4 * part + 3] of a warp: four dims
+// from 32 * t + 4 * part, and four from 16 behind that.
 __device__ __forceinline__ void add_row(float4 (&merged)[2], float factor, const float4 (&x)[4], u32 row) {
   add_scaled(merged[0], factor, row == 0 ? make_float4(x[0].x, x[1].x, x[2].x, x[3].x)
                                          : make_float4(x[0].z, x[1].z, x[2].z, x[3].z));
@@ -325,7 +333,7 @@ __device__ __forceinline__ void merge_divided(const OwnSums& own, const SlotAddr
 #pragma unroll
     for (u32 i = 0; i < 4; ++i)
       sums[k][i] = k == 0 ? own.out[i] : ptx::ld_shared_v4_f32(from + other(k) * kWarpRingBytes + i * 512);
-  __syncwarp();  // what the lanes of this warp have read, they overwrite
+  __syncwarp();  // what the lanes of this warp have read is overwritten
 #pragma unroll
   for (u32 row = 0; row < 2; ++row) {
     float origin = kNoOrigin, sum = 0.0f;
@@ -348,8 +356,8 @@ __device__ __forceinline__ void merge_divided(const OwnSums& own, const SlotAddr
 
 // ---- Page slots of a CTA whose warps cooperate
 
-// A warp's slice replaces the first stage of its ring, and the page's first warp tells origins and sums.
-// Chunks of 16 bytes are swizzled by row where a row fills all banks.
+// Stores a warp's slice over the first stage of its ring and its tokens' sums; the page's first warp stores
+// the origins. Chunks of 16 bytes are swizzled by row where a row fills all banks.
 __device__ __forceinline__ void publish_slice(const SliceState& state, const SlotAddresses& slot,
                                               SharedAddress ring, u32 page_slot, u32 warp, int lane) {
 #pragma unroll
@@ -382,7 +390,7 @@ __device__ __forceinline__ float4 load_slices(SharedAddress page_ring, int head,
 
 // ---- An item in a CTA
 
-// A row's sum, of which each warp of the page has that of its tokens.
+// A row's sum out of those of the page's warps, each of its own tokens.
 __device__ __forceinline__ float sum_of_warps(SharedAddress sums) {
   float sum = 0.0f;
 #pragma unroll
@@ -393,7 +401,7 @@ __device__ __forceinline__ float sum_of_warps(SharedAddress sums) {
   return sum;
 }
 
-// What has been published, warps of the only page slot or page slots, becomes one.
+// Merges what has been published into the CTA's partial: the page slots, or the warps of the only one.
 __device__ __forceinline__ ThreadPart<kPartDims> merge_item(const SlotAddresses& slot,
                                                             SharedAddress item_ring, int thread) {
   constexpr int kPartials = !kCooperative && kPageSlots == 1 ? kWarpsPerPage : kOwnSlots;

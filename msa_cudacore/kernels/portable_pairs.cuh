@@ -1,14 +1,15 @@
 // Pairs: two CTAs, a cluster, have an item each and share a leftover. The third page slot of each begins with
-// a piece and keeps the sums of its warps in shared memory, as they are: nothing merges, nobody waits. The
-// last page slot has nothing but its piece. At its end it merges both pieces of its CTA, exchanges half of
-// the heads with the partner's, and finishes the other half. So a leftover costs a CTA a store of 32 KB.
+// a piece of it. At the end of the piece its warps store their sums in shared memory as they are, without
+// merging or waiting, and go on with the CTA's own item. The last page slot has nothing but a piece. At its
+// end it merges both pieces of its CTA, exchanges half of the heads with the partner's last page slot, and
+// finishes the other half. So the change from the leftover to its own item costs a CTA a store of 32 KB.
 #pragma once
 #include "barrier.cuh"
 #include "portable_leftovers.cuh"
 
-constexpr u32 kPairHeads = kHeads / 2;  // that a CTA finishes: rows g (rank 0) or g + 8 of all lanes
+constexpr u32 kPairHeads = kHeads / 2;  // heads that a CTA finishes: rows g (rank 0) or g + 8 (rank 1)
 
-// As open_inbox: announces what this CTA will receive, before its partner can know that it is there.
+// As open_inbox: announces what this CTA will receive, before it arrives at the cluster's barrier.
 __device__ __forceinline__ void open_pair(SharedAddress slot, bool opens) {
   if (opens) {
     ptx::mbarrier_init(slot + kSlotArrival, 1);
@@ -19,16 +20,16 @@ __device__ __forceinline__ void open_pair(SharedAddress slot, bool opens) {
     ptx::mbarrier_arrive_expect_tx(slot + kSlotArrival, kPairHeads * (kHeadDim * 4 + kWarpsPerPage * 8));
 }
 
-// 512 bytes of a warp in four gaps, 16 a lane.
+// A lane's 16 of a warp's 512 bytes, which lie in four gaps.
 __device__ __forceinline__ SharedAddress lane_in_gaps(const SlotAddresses& slot, u32 gap, int lane) {
   return slot.gap(gap) + (lane >> 3) * 256 + (lane & 7) * 16;
 }
 
-// Where the warps that keep a piece arrive, and those that merge it wait: behind the barriers of page slots
-// and of the item.
+// The named barrier at which the warps that keep a piece arrive and those that merge it wait; its number is
+// the next after those of the page slots and of the item.
 constexpr u32 kPieceBarrier = 2 + kPageSlots, kPieceThreads = 2 * kWarpsPerPage * 32;
 
-// A warp keeps its sums of a piece: out[0] to out[11] in gaps, the others beside the slot.
+// A warp stores its sums of a piece: out[0] to out[11] in gaps, the others behind the slot.
 __device__ __forceinline__ void keep_piece(const WarpState& state, const SlotAddresses& slot, int warp,
                                            int part, int lane) {
   const OwnRow mine(slot, warp, lane, 1);
@@ -46,9 +47,10 @@ __device__ __forceinline__ void keep_piece(const WarpState& state, const SlotAdd
   ptx::barrier_cta_arrive(kPieceBarrier, kPieceThreads);
 }
 
-// The last page slot's warps, which have divided their sums, and the kept ones, become this CTA's partial of
-// the leftover. Each warp goes its own way: it sends the partner the rows that are not this CTA's, and equal
-// lanes finish the others.
+// The last page slot merges its warps' sums, which they have divided, and the kept ones. A warp sends the
+// partner the rows that the partner finishes, waits at the CTA's mbarrier until the partner's four warps have
+// sent theirs, and finishes its own; a lane and the same lane of the partner hold the same dims. So the four
+// warps meet once more at the end, and the CTA stays until all that is sent to it has arrived.
 __device__ __forceinline__ void finish_leftover(const Arguments& args, const OwnSums& own,
                                                 const SlotAddresses& slot, SharedAddress page_ring, u32 part,
                                                 int lane) {
@@ -61,7 +63,7 @@ __device__ __forceinline__ void finish_leftover(const Arguments& args, const Own
   const ResultPlace to = result_place_now(args, {static_cast<int>(row.x), static_cast<int>(row.y)},
                                           mine.head, mine.dim);
   ptx::barrier_cta_sync(kPieceBarrier, kPieceThreads);
-  float factor[2][2][kWarpsPerPage];  // [row][own, kept]
+  float factor[2][2][kWarpsPerPage];  // [row][own piece, kept piece]
   float origin[2], sum[2];
 #pragma unroll
   for (u32 r = 0; r < 2; ++r) {
@@ -86,7 +88,7 @@ __device__ __forceinline__ void finish_leftover(const Arguments& args, const Own
 #pragma unroll
     for (int r = 0; r < 2; ++r) add_row(merged[r], factor[r][kept][k], x, r);
   };
-  // A quarter of the kept sums lies otherwise.
+  // The last quarter of the kept sums lies behind the slot, the others in gaps.
   const bool beside = part == 3;
   const SharedAddress from = page_ring + part * 2048 + lane * 16,
                       kept = beside ? slot.fixed + kSlotPieceSums + lane * 16

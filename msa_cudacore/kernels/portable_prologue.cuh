@@ -8,7 +8,7 @@
 
 // ---- Selection
 
-// If loads are ordered where it is written, and without a branch around it.
+// With kOrderedLoads a volatile load, which stays where it is written; else a plain one.
 __device__ __forceinline__ int load_early(const u8* at) {
   return kOrderedLoads ? static_cast<int>(ptx::ld_global_nc_u32(at)) : load<int>(at, 0);
 }
@@ -34,10 +34,11 @@ __device__ __forceinline__ int load_seqused(const Arguments& args, const Item& i
   return load_early(args.seqused_k + item.request * args.seqused_k_stride);
 }
 
-// Brings the request's row of the page table into L1, an entry of each sector of 32 bytes, for rows up to
-// 8 * kThreads pages. Nobody reads the copies at `to`; what counts is that page ids are near when ids come.
+// Prefetches the request's row of the page table into L1: every eighth entry, up to 8 * kThreads pages. That
+// is each 32-byte sector where the row is dense (stride 4) and begins with a sector; otherwise sectors are
+// missed, and their page ids come from L2 as they would without it. Nobody reads the copies at `to`.
 __device__ __forceinline__ void bring_page_ids(const Arguments& args, const Item& item, SharedAddress to) {
-  const int entry = (kThreads - 1 - threadIdx.x) * 8;  // the last warps have no queries
+  const int entry = (kThreads - 1 - threadIdx.x) * 8;  // short rows by the last warps, which stage no queries
   if (entry < args.max_pages)
     ptx::cp_async_ca_4(to, args.page_table + item.request * args.page_table_row + entry * args.page_table_j);
 }
@@ -45,14 +46,15 @@ __device__ __forceinline__ void bring_page_ids(const Arguments& args, const Item
 // The item's legal pages in the order of its q2k row.
 struct Selection {
   int count;
-  int rank[kIdsPerLane];  // place among the legal pages, -1 for a dropped entry
+  int rank[kIdsPerLane];  // place of the entry among the legal ones, -1 for a dropped entry
   int page[kIdsPerLane];
   int visible[kIdsPerLane];  // tokens from the page's first one up to the query's position, 0 to 128
 };
 
-// An id is legal inside the page table and inside the context that this token sees; its page id inside the
-// pool. No other entry leads to memory; a list that has to be filled up names page 0, which exists. Only
-// requests the page ids; rank_pages waits for them, and for seqused, which comes later.
+// Issues the loads of the page ids; rank_pages is the first to wait for them, and for seqused. An id is legal
+// if it lies inside the page table and inside the context that this token sees, a page id if it lies inside
+// the pool. No other entry is ever dereferenced; places of a list that have to be filled up name page 0,
+// which exists.
 __device__ __forceinline__ Selection load_pages(const Arguments& args, const Item& item,
                                                 const SelectedIds& ids, int seqused) {
   // 64 bits: a length near 2^31 must not wrap.
@@ -64,7 +66,7 @@ __device__ __forceinline__ Selection load_pages(const Arguments& args, const Ite
   for (int w = 0; w < kIdsPerLane; ++w) {
     const u8* at = args.page_table + item.request * args.page_table_row + ids.id[w] * args.page_table_j;
     s.page[w] = -1;
-    // Where the start counts, without waiting for seqused.
+    // With kOrderedLoads without waiting for seqused: ids beyond the context are dropped by rank_pages.
     if (ids.id[w] >= 0 && ids.id[w] < args.max_pages && (kOrderedLoads || visible_of(ids.id[w]) > 0))
       s.page[w] = load_early(at);
   }
@@ -87,7 +89,7 @@ __device__ __forceinline__ void rank_pages(const Arguments& args, Selection& s, 
   }
 }
 
-// Page id of the given rank, on all lanes. The rank exists.
+// Page id of the given rank, which exists, in all lanes.
 __device__ __forceinline__ int page_of_rank(const Selection& s, int rank) {
   int page = 0;
 #pragma unroll
@@ -110,7 +112,7 @@ __device__ __forceinline__ PageSources page_sources(const Arguments& args, int k
           args.v_scale + kv_head * args.v_scale_head + page * args.v_scale_page};
 }
 
-// One warp lists the pages for others; place: of a rank.
+// One warp lists the pages for the others. place(rank): where in the list.
 template <typename Place>
 __device__ __forceinline__ void list_pages(const Arguments& args, const Item& item, const Selection& s,
                                            const SlotAddresses& slot, const Place& place) {
@@ -127,9 +129,10 @@ __device__ __forceinline__ void list_pages(const Arguments& args, const Item& it
   }
 }
 
-// The list of an item's pages. Warps have read the selection for themselves, and should it change meanwhile,
-// another one may count more pages than are listed here: it finds page 0, without tokens, in the other
-// places. Cooperating warps, which meet in every page, take their number from here.
+// The list of an item's pages. Every warp has read the selection for itself; should it change during the
+// launch, another warp may count more pages than this one has listed. It then finds page 0, without visible
+// tokens, in the places behind them. Cooperating warps, which meet at barriers in every page, take the number
+// of pages from here.
 __device__ __forceinline__ void list_item(const Arguments& args, const Item& item, Selection s,
                                           const SlotAddresses& slot, int lane) {
   int others = s.count;
@@ -151,30 +154,30 @@ __device__ __forceinline__ void list_item(const Arguments& args, const Item& ite
 
 // ---- Queries
 
-// x * 2^exponent in two exact factors, for exponents up to 252 either way.
+// x * 2^exponent by two exact factors, for exponents from -252 to 252.
 __device__ __forceinline__ float times_power_of_two(float x, int exponent) {
   const int half = exponent >> 1;
   return x * __int_as_float((127 + half) << 23) * __int_as_float((127 + exponent - half) << 23);
 }
 
-// How a row's scores become base-2 logits: logit = score * scale * lift. lift is 1 unless scale would push
-// scores out of binary32; such logits are so far apart that softmax sees only ties, which the smaller scale
-// keeps.
+// How a row's scores become base-2 logits: logit = score * scale * lift. lift is 1 unless logits could leave
+// binary32; logits that large are so far apart that softmax sees only ties, which the smaller scale keeps.
 struct RowScale {
   float scale, lift;
 };
 
-// score_scale is positive. row_exponent: floor(log2) of the row's largest |q|, which staging moved to 2^14.
-// Scores stay below 2^20.
+// score_scale is positive. row_exponent: floor(log2) of the row's largest |q|; staging moves the row so that
+// this becomes 14. Scores stay below 2^20.
 __device__ __forceinline__ RowScale bounded_scale(float score_scale, int row_exponent) {
   const int scale_exponent = static_cast<int>(__float_as_uint(score_scale) >> 23) - 127;
   const int cut = max(0, row_exponent + scale_exponent - 105);
-  // Not zero, so that a hidden token's -inf stays -inf; scores times 2^-126 are as good as zero.
+  // Never zero, because a hidden token's -inf times zero would be NaN; scores times 2^-126 are as good as
+  // zero.
   const float scale = times_power_of_two(score_scale, row_exponent - cut);
   return {fmaxf(scale, 0x1p-126f), times_power_of_two(1.0f, cut)};
 }
 
-// Where a lane's 16 bytes of every k-step are: a gap of the table holds those of eight lanes.
+// Offset of a lane's 16 bytes in a k-step of the queries; a gap of the table holds eight lanes.
 __device__ __forceinline__ u32 query_lane(u32 lane16) {
   return kQueriesInGaps ? lane16 + (lane16 & 0x180) : lane16;
 }
@@ -189,7 +192,7 @@ __device__ __forceinline__ QueryPart load_query(const Arguments& args, const Ite
   if (head >= args.group) return {};
   const i64 at = item.row * args.q_row + (item.kv_head * args.group + head) * args.q_head + index * 32;
   uint4 a, b;
-  if constexpr (kOrderedLoads) {  // as written here, where a plain load would move down to its use
+  if constexpr (kOrderedLoads) {  // volatile: a plain load would be moved down to its use
     a = ptx::ld_global_nc_v4_u32(args.q + at);
     b = ptx::ld_global_nc_v4_u32(args.q + at + 16);
   } else {
@@ -209,9 +212,9 @@ __device__ __forceinline__ int row_exponent(const QueryPart& part) {
   return largest >= 0x80u ? static_cast<int>(largest >> 7) - 127 : 31 - __clz(largest) - 133;
 }
 
-// The row, moved to [2^14, 2^15) by an exact power of two, as binary16 A fragments. Lane t of a quad
-// multiplies dims 32*t to 32*t + 31, eight of them (word i) in steps 2*i and 2*i + 1, in the order in which
-// the keys are decoded: in pairs of dims i and i + 4 by arithmetic, of neighbours by table.
+// Stages the row, moved to [2^14, 2^15) by an exact power of two, as binary16 A fragments. Lane t of a quad
+// multiplies dims 32*t to 32*t + 31, eight of them (word i of a key's codes) in k-steps 2*i and 2*i + 1, in
+// the order in which keys are decoded: by arithmetic pairs of dims i and i + 4, by table of neighbours.
 __device__ __forceinline__ void stage_query(const QueryPart& part, int exponent, int head, int index,
                                             SharedAddress queries) {
   const int lower = (14 - exponent) >> 1;

@@ -1,5 +1,5 @@
-// What CTAs have of an item becomes its result: in a cluster by st.async into distributed shared memory, or
-// through a workspace, where the last to arrive merges. Sums run in a fixed order.
+// The CTAs' partials of an item become its result: in a cluster by st.async into distributed shared memory,
+// or through a workspace, where the last CTA to arrive merges them. Sums run in a fixed order.
 #pragma once
 #include "atomic.cuh"
 #include "cluster.cuh"
@@ -9,15 +9,16 @@
 
 // ---- Clusters
 
-// Announces what this CTA will receive, before the first load: the fence would hold up what waits for it. The
-// CTA arrives at the cluster's barrier later, while its first page is on its way.
+// Initialises the mbarriers of the inbox and announces the bytes that this CTA will receive. Ahead of the
+// first load, because behind it the fence would delay what waits for the load. The CTA arrives at the
+// cluster's barrier later, while its first page is on its way.
 __device__ __forceinline__ void open_inbox(SharedAddress slot, bool opens) {
   if (opens) {
     ptx::mbarrier_init(slot + kSlotArrival, 1);
     if constexpr (kDirectSlices) ptx::mbarrier_init(slot + kSlotStatsArrival, 1);
     ptx::fence_mbarrier_init_release_cluster();
   }
-  // ptxas initialises the barrier for the whole warp at once, which compute-sanitizer takes for another lane.
+  // ptxas issues the initialisation once for the warp; compute-sanitizer takes that for another lane's.
   __syncwarp();
   if (!opens) return;
   constexpr int kReceived = kHalves ? kHeads / 2 : kHeads;
@@ -29,7 +30,7 @@ __device__ __forceinline__ void open_inbox(SharedAddress slot, bool opens) {
 // unless it keeps its half.
 constexpr int kOwned = kHeads / kSplits;
 
-// Where the owner of a head receives a part of it.
+// Where the owner of a head receives a part of it from this CTA: its mbarrier and its memory.
 struct Inbox {
   SharedAddress arrival, part;
 };
@@ -40,7 +41,7 @@ __device__ __forceinline__ Inbox inbox_of(SharedAddress slot, u32 split, u32 hea
           ptx::mapa_shared_cluster(slot + kSlotInbox + index * (kHeadDim * 4) + dim * 4, owner)};
 }
 
-// Of a warp's slice. Kept in registers from before the pages on: one wait less at the end.
+// The inbox of a warp's slice, kept in registers from the start of the item on: one wait less at its end.
 __device__ __forceinline__ Inbox inbox_of_slice(SharedAddress slot, u32 split, u32 warp, int lane, int row) {
   Inbox inbox = inbox_of(slot, split, head_of_slice(lane, row), dim_of_slice(warp, lane));
   ptx::opaque(inbox.arrival);
@@ -67,9 +68,9 @@ __device__ __forceinline__ void push_partial(const MergedPart<kDims, kStride>& p
                      part.sum, to.arrival);
 }
 
-// The first warp tells the owners of all heads this CTA's origins and sums, which no value has to be
-// multiplied for. any: a page came, and kSlotSums has its warps' sums.
-__device__ __forceinline__ void tell_stats(const SliceState& state, SharedAddress slot, int lane, u32 split,
+// The page's first warp sends the owners of all heads this CTA's origins and sums, ahead of the sums of
+// values. any: the CTA had a page, and kSlotSums has the sums of its warps' tokens.
+__device__ __forceinline__ void push_stats(const SliceState& state, SharedAddress slot, int lane, u32 split,
                                            bool any) {
   const u32 g = lane >> 2, t = lane & 3, head = g + 8 * t;
   if (t >= 2) return;
@@ -82,7 +83,7 @@ __device__ __forceinline__ void tell_stats(const SliceState& state, SharedAddres
                    ptx::mapa_shared_cluster(slot + kSlotStatsArrival, owner));
 }
 
-// Waits for what the cluster sends.
+// Waits for all bytes that have been announced.
 __device__ __forceinline__ void wait_for_inbox(SharedAddress arrival) {
   while (!ptx::mbarrier_try_wait_parity_cluster(arrival, 0)) {
   }
@@ -90,7 +91,7 @@ __device__ __forceinline__ void wait_for_inbox(SharedAddress arrival) {
 
 __device__ __forceinline__ void collect_partials(const Arguments& args, const ItemRow& item,
                                                  SharedAddress slot, u32 split, int thread) {
-  // Places of a head for a thread: all threads together take what the CTA owns.
+  // Each thread merges kDims places of a head; together they cover the heads that the CTA owns.
   constexpr int kShare = kOwned * kHeadDim / kItemThreads;
   constexpr int kDims = !kDirectSlices || (kPlacesAreDims && kShare >= 4) ? 4 : kShare >= 2 ? 2 : 1;
   constexpr int kLanes = kHeadDim / kDims;
@@ -145,11 +146,11 @@ __device__ __forceinline__ void collect_partials(const Arguments& args, const It
       store_output(to, whole, out);
     }
   }
-  // Heads beyond the group arrive too, and this CTA must be there.
+  // Heads beyond the group are sent, too, and the CTA's shared memory must exist until they have arrived.
   if constexpr (kDirectSlices) wait_for_inbox(slot + kSlotArrival);
 }
 
-// A half: a thread's part becomes the result with what the other CTA has sent.
+// With kHalves: a thread's part of its own half, merged with what the other CTA has sent, becomes the result.
 template <int kDims, int kStride>
 __device__ __forceinline__ void collect_half(const Arguments& args, const ResultPlace& to,
                                              MergedPart<kDims, kStride> part, SharedAddress slot, u32 split) {
@@ -201,7 +202,7 @@ __device__ __forceinline__ void store_partial(const Arguments& args, const Merge
   if (part.dim == 0) *to.stats = make_float2(part.origin, part.sum);
 }
 
-// The partials of an item become its result, kDims dims a thread.
+// Merges an item's partials in the workspace into its result, kDims dims a thread.
 template <int kDims>
 __device__ __forceinline__ void merge_stored(const Arguments& args, const ItemRow& item, u32 index,
                                              int thread, SharedAddress scales) {
@@ -214,19 +215,20 @@ __device__ __forceinline__ void merge_stored(const Arguments& args, const ItemRo
   store_result(result_place(args, item, part.head, part.dim), part, scales);
 }
 
-// Tells that this warp has stored its share of a partial; gives how many of its fellows have before it.
-// Nobody waits for another CTA, which need not be resident. The last of kStored leaves the counter at zero
-// for the next launch, and may read what all have stored.
+// Counts that this warp has stored its share of a partial; returns how many warps had been counted before. No
+// CTA waits for another one, which need not be resident. The last of kStored leaves the counter at zero for
+// the next launch, and may read what all have stored.
 __device__ __forceinline__ u32 arrive(u8* counter, int lane) {
-  __syncwarp();  // stores of all lanes come before the release
+  __syncwarp();  // the stores of all lanes come before the release
   u32 before = 0;
   if (lane == 0) before = ptx::atom_inc_acq_rel_gpu_u32(counter, kStored - 1);
   before = __shfl_sync(~0u, before, 0);
-  __syncwarp();  // and loads of all lanes after the acquire
+  __syncwarp();  // and the loads of all lanes after the acquire
   return before;
 }
 
-// Equal warps of an item's CTAs hold equal places, so each lot merges on its own: the last to arrive does.
+// Warps of the same index in an item's CTAs hold the same heads and dims, so each such set of warps has a
+// counter of its own, and its last warp to arrive merges its share.
 __device__ __forceinline__ void merge_if_last(const Arguments& args, const ItemRow& item, SharedAddress slot,
                                               u32 index, int thread) {
   u8* counter = args.arrivals + (static_cast<u64>(index) * kItemWarps + thread / 32) * 4;
@@ -234,9 +236,10 @@ __device__ __forceinline__ void merge_if_last(const Arguments& args, const ItemR
     merge_stored<kPartDims>(args, item, index, thread, slot + kSlotScales);
 }
 
-// ---- Either, or neither
+// ---- Cluster, workspace, or neither
 
-// What a thread holds of the CTA's result goes where it belongs; `to` is its place if that is the result.
+// Passes on a thread's share of the CTA's partial: to the owner's inbox, to the workspace, or, without
+// splits, to the result, at `to`.
 template <int kDims, int kStride>
 __device__ __forceinline__ void hand_over(const Arguments& args, const ResultPlace& to,
                                           const MergedPart<kDims, kStride>& part, SharedAddress slot,
