@@ -101,6 +101,31 @@ __device__ __forceinline__ ThreadPart<kDims> part_of_thread(int thread) {
   return part;
 }
 
+// The final origin and the sum of row g (row 0) or g + 8 (row 1) of a warp. A row with far logits has a
+// reference instead of an origin, in shared memory where the origin will be stored. It is loaded here, so
+// that it can be ahead of the stores of the accumulators, behind which it would be waited for.
+struct WarpRow {
+  int row, head;
+  SharedAddress stats;
+  float reference, scale;
+
+  __device__ __forceinline__ WarpRow(const SlotAddresses& slot, int warp, int lane, int row, u32 of_item)
+      : row(row),
+        head((lane >> 2) + 8 * row),
+        stats(slot.warp_stats(warp) + head * 8),
+        reference(ptx::ld_shared_f32(stats)),
+        scale(ptx::ld_shared_f32(slot.fixed + kSlotScales + of_item * kScaleBytes + head * 8)) {}
+  __device__ __forceinline__ float origin(float near) const {
+    return reference == kNoReference ? near : fmaf(reference, scale, kHeadroom);
+  }
+  __device__ __forceinline__ float origin(const WarpState& state) const {
+    return origin(row ? state.origin[1] : state.origin[0]);
+  }
+  __device__ __forceinline__ float sum(const WarpState& state) const {
+    return row ? state.sum[2] : state.sum[0];
+  }
+};
+
 // Stores a warp's 16 x 128 accumulators, or eight rows of them (half 0 or 1), at `to`: rows of 4 lines (t) of
 // 32 dims, 16-byte chunks swizzled by lane. The rows' origins and sums are stored with half 0.
 constexpr int kBothHalves = -1;
@@ -112,13 +137,8 @@ __device__ __forceinline__ void publish_warp(const WarpState& state, const SlotA
   if (half != 1 && t == 0) {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      // A far row's reference lies where its origin belongs now.
-      const SharedAddress stats = slot.warp_stats(warp) + (g + 8 * row) * 8;
-      const float reference = ptx::ld_shared_f32(stats);
-      const float scale =
-          ptx::ld_shared_f32(slot.fixed + kSlotScales + of_item * kScaleBytes + (g + 8 * row) * 8);
-      const float origin = reference == kNoReference ? state.origin[row] : fmaf(reference, scale, kHeadroom);
-      ptx::st_shared_v2_f32(stats, origin, state.sum[2 * row]);
+      const WarpRow mine(slot, warp, lane, row, of_item);
+      ptx::st_shared_v2_f32(mine.stats, mine.origin(state.origin[row]), state.sum[2 * row]);
     }
   }
   const u32 base = to + g * 512 + t * 128, swizzle = (lane & 7) * 16;
@@ -258,31 +278,10 @@ __device__ __forceinline__ void publish_all_but(const WarpState& state, SharedAd
   }
 }
 
-// The final origin and the sum of row g (even lanes) or g + 8 of a warp. A row with far logits has a
-// reference instead, which lies where the origin will be stored; it is loaded ahead of the stores of the
-// accumulators, so that nothing waits for it behind them.
-struct OwnRow {
-  int row, head;
-  float reference, scale;
-
-  __device__ __forceinline__ OwnRow(const SlotAddresses& slot, int warp, int lane, u32 of_item)
-      : row(lane & 1),
-        head((lane >> 2) + 8 * row),
-        reference(ptx::ld_shared_f32(slot.warp_stats(warp) + head * 8)),
-        scale(ptx::ld_shared_f32(slot.fixed + kSlotScales + of_item * kScaleBytes + head * 8)) {}
-  __device__ __forceinline__ float origin(const WarpState& state) const {
-    const float near = row ? state.origin[1] : state.origin[0];
-    return reference == kNoReference ? near : fmaf(reference, scale, kHeadroom);
-  }
-  __device__ __forceinline__ float sum(const WarpState& state) const {
-    return row ? state.sum[2] : state.sum[0];
-  }
-};
-
 __device__ __forceinline__ OwnSums publish_others(const WarpState& state, const SlotAddresses& slot,
                                                   SharedAddress ring, int warp, u32 part, int lane,
                                                   u32 of_item = 0) {
-  const OwnRow mine(slot, warp, lane, of_item);
+  const WarpRow mine(slot, warp, lane, lane & 1, of_item);
   OwnSums own;
   const SharedAddress at = ring + lane * 16;
   if (part == 0) publish_all_but<0>(state, at, own);
@@ -291,8 +290,7 @@ __device__ __forceinline__ OwnSums publish_others(const WarpState& state, const 
   if (part == 3) publish_all_but<3>(state, at, own);
   const float origin = mine.origin(state);
   __syncwarp();  // all lanes have read their references
-  if ((lane & 2) == 0)
-    ptx::st_shared_v2_f32(slot.warp_stats(warp) + mine.head * 8, origin, mine.sum(state));
+  if ((lane & 2) == 0) ptx::st_shared_v2_f32(mine.stats, origin, mine.sum(state));
   return own;
 }
 

@@ -32,7 +32,7 @@ constexpr u32 kPieceBarrier = 2 + kPageSlots, kPieceThreads = 2 * kWarpsPerPage 
 // A warp stores its sums of a piece: out[0] to out[11] in gaps, the others behind the slot.
 __device__ __forceinline__ void keep_piece(const WarpState& state, const SlotAddresses& slot, int warp,
                                            int part, int lane) {
-  const OwnRow mine(slot, warp, lane, 1);
+  const WarpRow mine(slot, warp, lane, lane & 1, 1);
   const SharedAddress in_gaps = lane_in_gaps(slot, kPieceGap + 48 * part, lane),
                       beside = slot.fixed + kSlotPieceSums + part * 2048 + lane * 16;
 #pragma unroll
