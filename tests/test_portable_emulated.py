@@ -676,7 +676,7 @@ FAULTS = {
     "pairs: the partner's inbox is open": (
         PAIRS, "ptx::barrier_cluster_wait();  // the partner's inbox is open", ""),
     "pairs: the partner's sums have arrived": (
-        PAIRS, "wait_for_inbox(slot.fixed + kSlotArrival);\n  const float2 other", "const float2 other"),
+        PAIRS, "wait_for_inbox(slot.fixed + kSlotArrival);\n  const float2 sent", "const float2 sent"),
     "pairs: all that the partner sends is announced": (
         PAIRS, "kPairHeads * (kHeadDim * 4 + kWarpsPerPage * 8)", "kPairHeads * kHeadDim * 4"),
     "pairs: a CTA gets the heads that it finishes": (

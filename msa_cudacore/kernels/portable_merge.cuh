@@ -195,6 +195,23 @@ __device__ __forceinline__ void add_scaled(float4& sum, float factor, const floa
   sum.w = fmaf(factor, x.w, sum.w);
 }
 
+// Merges a second partial, (origin, sum) and sums of values, into a thread's share of a first.
+template <int kDims, int kStride>
+__device__ __forceinline__ void merge_second(MergedPart<kDims, kStride>& part, float2 stats,
+                                             const float4 (&out)[kDims / 4]) {
+  const float origin = fmaxf(part.origin, stats.x);
+  const float kept = ptx::ex2_approx_ftz_f32(part.origin - origin),
+              factor = ptx::ex2_approx_ftz_f32(stats.x - origin);
+  part.origin = origin;
+  part.sum = fmaf(factor, stats.y, kept * part.sum);
+#pragma unroll
+  for (int i = 0; i < kDims / 4; ++i) {
+    float4& x = part.out[i];
+    x = make_float4(kept * x.x, kept * x.y, kept * x.z, kept * x.w);
+    add_scaled(x, factor, out[i]);
+  }
+}
+
 // Merges kPartials partials, kDims dims a thread. load_stats(p, head): origin and sum of a head in partial p.
 // load(p, head, dim): four dims of it. All loads come before the arithmetic, which would delay them.
 template <int kPartials, int kDims, typename LoadStats, typename Load>

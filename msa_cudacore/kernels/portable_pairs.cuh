@@ -125,19 +125,11 @@ __device__ __forceinline__ void finish_leftover(const Arguments& args, const Own
   if (t == 0)
     ptx::st_async_v2(ptx::mapa_shared_cluster(inbox_stats, partner), rank == 0 ? origin[1] : origin[0],
                      rank == 0 ? sum[1] : sum[0], arrival);
-  const float2 own_stats = rank == 0 ? make_float2(origin[0], sum[0]) : make_float2(origin[1], sum[1]);
+  mine.origin = rank == 0 ? origin[0] : origin[1];
+  mine.sum = rank == 0 ? sum[0] : sum[1];
   wait_for_inbox(slot.fixed + kSlotArrival);
-  const float2 other_stats = ptx::ld_shared_v2_f32(inbox_stats);
-  mine.origin = fmaxf(own_stats.x, other_stats.x);
-  const float own_factor = ptx::ex2_approx_ftz_f32(own_stats.x - mine.origin),
-              other_factor = ptx::ex2_approx_ftz_f32(other_stats.x - mine.origin);
-  mine.sum = fmaf(other_factor, other_stats.y, own_factor * own_stats.y);
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    add_scaled(x, own_factor, mine.out[half]);
-    add_scaled(x, other_factor, ptx::ld_shared_v4_f32(inbox + half * 1024));
-    mine.out[half] = x;
-  }
+  const float2 sent_stats = ptx::ld_shared_v2_f32(inbox_stats);
+  const float4 sent[2] = {ptx::ld_shared_v4_f32(inbox), ptx::ld_shared_v4_f32(inbox + 1024)};
+  merge_second(mine, sent_stats, sent);
   if (mine.head < args.group) store_result(to, mine, slot.fixed + kSlotScales + kScaleBytes);
 }

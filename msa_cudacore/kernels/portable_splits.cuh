@@ -163,17 +163,7 @@ __device__ __forceinline__ void collect_half(const Arguments& args, const Result
   float4 sent[kDims / 4];
 #pragma unroll
   for (int i = 0; i < kDims / 4; ++i) sent[i] = ptx::ld_shared_v4_f32(from + i * (kStride * 4));
-  const float origin = fmaxf(part.origin, stats.x);
-  const float kept = ptx::ex2_approx_ftz_f32(part.origin - origin),
-              factor = ptx::ex2_approx_ftz_f32(stats.x - origin);
-  part.origin = origin;
-  part.sum = fmaf(factor, stats.y, kept * part.sum);
-#pragma unroll
-  for (int i = 0; i < kDims / 4; ++i) {
-    float4& x = part.out[i];
-    x = make_float4(kept * x.x, kept * x.y, kept * x.z, kept * x.w);
-    add_scaled(x, factor, sent[i]);
-  }
+  merge_second(part, stats, sent);
   store_result(to, part, slot + kSlotScales);
 }
 
