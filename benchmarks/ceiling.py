@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +33,8 @@ _MOST_STAGES = 16
 _MOST_NUMBERS = 4096
 """Tile numbers that a CTA of the bulk kernel keeps in shared memory."""
 
+Variant = tuple[str, Callable[[Step], Prepared]]
+
 
 def register_source(threads: int, loads: int) -> str:
     return load_source(
@@ -45,10 +48,28 @@ def bulk_source(sides: int) -> str:
 
 
 class _Ceiling:
+    name: str
     format, kind = "nvfp4", "ceiling"
 
     def __init__(self, distinct: bool) -> None:
         self._distinct = distinct
+
+    def settings(self, bench: Bench) -> list[Any]:
+        """What is worth trying on the device, whatever there is to read. Raises :class:`Unavailable`."""
+        raise NotImplementedError
+
+    def at(self, setting: Any, workload: Workload, bench: Bench) -> Variant | None:
+        """The launch that a setting makes of a workload, by name; None where it cannot read that much."""
+        raise NotImplementedError
+
+    def variants(self, workload: Workload, bench: Bench) -> dict[str, Callable[[Step], Prepared]]:
+        found: dict[str, Callable[[Step], Prepared]] = {}
+        for setting in self.settings(bench):
+            variant = self.at(setting, workload, bench)
+            if variant is not None:
+                # Several settings make the same grid of the few pages of a small workload.
+                found.setdefault(*variant)
+        return found
 
     def _arguments(
         self, step: Step, workload: Workload, bench: Bench
@@ -74,21 +95,21 @@ class RegisterCeiling(_Ceiling):
         self.name = "ceiling_registers" + ("_distinct" if distinct else "")
         self.title = "page streaming, 16-byte register loads" + (", each page once" if distinct else "")
 
-    def variants(self, workload: Workload, bench: Bench) -> dict[str, Callable[[Step], Prepared]]:
-        found = {}
-        sms = bench.stopwatch.facts.multiprocessors
-        count = workload.steps[0].host.tile_list.size
-        for threads, loads in REGISTER_SHAPES:
-            pieces = count * TILE_BYTES // (threads * loads * 16)
-            seen = set()
-            for per_sm in _CTAS_PER_SM:
-                grid = min(sms * per_sm, pieces)
-                if per_sm * threads <= _THREADS_PER_SM and grid not in seen:
-                    seen.add(grid)
-                    found[f"{threads} threads x {loads} loads, {grid} CTAs"] = self._prepare(
-                        workload, bench, threads, loads, grid
-                    )
-        return found
+    def settings(self, bench: Bench) -> list[tuple[int, int, int]]:
+        """(threads, loads, CTAs of a multiprocessor)."""
+        return [
+            (threads, loads, per_sm)
+            for threads, loads in REGISTER_SHAPES
+            for per_sm in _CTAS_PER_SM
+            if per_sm * threads <= _THREADS_PER_SM
+        ]
+
+    def at(self, setting: tuple[int, int, int], workload: Workload, bench: Bench) -> Variant:
+        threads, loads, per_sm = setting
+        pieces = workload.steps[0].host.tile_list.size * TILE_BYTES // (threads * loads * 16)
+        grid = min(bench.stopwatch.facts.multiprocessors * per_sm, pieces)
+        name = f"{threads} threads x {loads} loads, {grid} CTAs"
+        return name, self._prepare(workload, bench, threads, loads, grid)
 
     def _prepare(
         self, workload: Workload, bench: Bench, threads: int, loads: int, grid: int
@@ -113,32 +134,28 @@ class BulkCeiling(_Ceiling):
         self.name = "ceiling_bulk" + ("_distinct" if distinct else "")
         self.title = "page streaming, bulk copies" + (", each page once" if distinct else "")
 
-    def variants(self, workload: Workload, bench: Bench) -> dict[str, Callable[[Step], Prepared]]:
-        facts = bench.stopwatch.facts
-        if facts.compute_capability < (9, 0):
+    def settings(self, bench: Bench) -> list[tuple[int, int]]:
+        """(sides of a tile that are read together, CTAs of a multiprocessor)."""
+        if bench.stopwatch.facts.compute_capability < (9, 0):
             raise Unavailable("bulk copies need compute capability 9.0 or later")
-        found = {}
-        count = workload.steps[0].host.tile_list.size
-        for sides in (1, 2):
-            pieces = count * 2 // sides
-            seen = set()
-            for per_sm in (1, 2, 4, 8):
-                grid = min(facts.multiprocessors * per_sm, pieces)
-                numbers = -(-pieces // grid)
-                if numbers > _MOST_NUMBERS:
-                    continue
-                # 1 KiB of each CTA's shared memory is the system's.
-                room = (
-                    min(facts.shared_bytes_per_multiprocessor // per_sm - 1024, facts.shared_bytes_per_block)
-                    - 4 * numbers
-                )
-                stages = min(_MOST_STAGES, numbers, room // (sides * TILE_BYTES // 2 + 8))
-                if stages >= 1 and (grid, stages) not in seen:
-                    seen.add((grid, stages))
-                    found[f"{'whole' if sides == 2 else 'half'} tiles, {stages} stages, {grid} CTAs"] = (
-                        self._prepare(workload, bench, sides, stages, grid)
-                    )
-        return found
+        return [(sides, per_sm) for sides in (1, 2) for per_sm in (1, 2, 4, 8)]
+
+    def at(self, setting: tuple[int, int], workload: Workload, bench: Bench) -> Variant | None:
+        sides, per_sm = setting
+        facts = bench.stopwatch.facts
+        pieces = workload.steps[0].host.tile_list.size * 2 // sides
+        grid = min(facts.multiprocessors * per_sm, pieces)
+        numbers = -(-pieces // grid)
+        # 1 KiB of each CTA's shared memory is the system's.
+        room = (
+            min(facts.shared_bytes_per_multiprocessor // per_sm - 1024, facts.shared_bytes_per_block)
+            - 4 * numbers
+        )
+        stages = min(_MOST_STAGES, numbers, room // (sides * TILE_BYTES // 2 + 8))
+        if numbers > _MOST_NUMBERS or stages < 1:
+            return None
+        name = f"{'whole' if sides == 2 else 'half'} tiles, {stages} stages, {grid} CTAs"
+        return name, self._prepare(workload, bench, sides, stages, grid)
 
     def _prepare(
         self, workload: Workload, bench: Bench, sides: int, stages: int, grid: int

@@ -147,7 +147,7 @@ def _decoded(
     views = [np.zeros((held.size, heads, *tile.shape[2:]), np.uint8) for tile in tiles]
     for view, tile in zip(views, tiles, strict=True):
         view[compact, head] = tile[:, 0]
-    position = np.full(workload.row.num_pages, -1, np.int32)
+    position = np.full(workload.views.k.shape[0], -1, np.int32)
     position[held] = np.arange(held.size)
     table = host.page_table[token // workload.row.seqlen_q]
     small = PoolViews(*views)

@@ -59,6 +59,14 @@ class Timing:
     def p90(self) -> float:
         return self._quantile(0.9)
 
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "median_us": self.median,
+            "p10_us": self.p10,
+            "p90_us": self.p90,
+            "samples_us": [round(sample, 3) for sample in self.samples],
+        }
+
     def _quantile(self, fraction: float) -> float:
         return float(np.quantile(np.asarray(self.samples), fraction))
 

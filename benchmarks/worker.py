@@ -68,10 +68,7 @@ def measure(
     after = environment.clocks(bench.stopwatch.facts.ordinal)
     record: dict[str, Any] = {
         "configuration": ", ".join(filter(None, (prepared[0].description, label))),
-        "median_us": timing.median,
-        "p10_us": timing.p10,
-        "p90_us": timing.p90,
-        "samples_us": [round(sample, 3) for sample in timing.samples],
+        **timing.as_json(),
         "clocks": {"before": before, "after": after},
     }
     if trials:

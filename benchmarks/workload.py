@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from msa_cudacore.transfer import to_numpy
 from .arrays import Arrays
 from .rows import TILE_BYTES, Row, Selection, select_pages
 
-__all__ = ["Step", "Workload", "build"]
+__all__ = ["Step", "Workload", "build", "first_requests"]
 
 
 @dataclass(frozen=True)
@@ -92,3 +92,29 @@ def build(row: Row, arrays: Arrays, *, steps: int, seed: int) -> Workload:
         )
     arrays.finish()
     return Workload(row, arrays, views, tuple(drawn))
+
+
+def first_requests(workload: Workload, batch: int) -> Workload:
+    """The first requests of every step, on the same pool: views, nothing is drawn or copied."""
+    row = workload.row
+    tokens = batch * row.seqlen_q
+    requests, rows, selected = slice(batch), slice(tokens), (slice(None), slice(tokens))
+
+    def cut(step: Step) -> Step:
+        host = step.host
+        return Step(
+            Selection(
+                host.lengths[requests],
+                host.page_table[requests],
+                host.q2k_indices[selected],
+                host.q[rows],
+                host.visible[rows],
+            ),
+            step.q[rows],
+            step.q2k_indices[selected],
+            step.page_table[requests],
+            step.seqused_k[requests],
+        )
+
+    steps = tuple(cut(step) for step in workload.steps)
+    return Workload(replace(row, batch=batch), workload.arrays, workload.views, steps)
