@@ -16,7 +16,19 @@ from .arrays import Arrays
 from .timing import Stopwatch
 from .workload import Step, Workload
 
-__all__ = ["Bench", "Candidate", "EmptyKernel", "Ours", "Prepared", "Unavailable", "replayed"]
+__all__ = [
+    "TRIAL_SAMPLES",
+    "Bench",
+    "Candidate",
+    "EmptyKernel",
+    "Ours",
+    "Prepared",
+    "Unavailable",
+    "replayed",
+]
+
+TRIAL_SAMPLES = 15
+"""Replays of one step with which a launch setting is tried."""
 
 
 class Unavailable(RuntimeError):

@@ -12,7 +12,7 @@ import click
 
 from . import peers
 from .chain import CHAINED_ROWS
-from .rows import QUICK_ROWS, ROWS, find
+from .rows import QUICK_ROWS, ROWS, SWEEP, SWEPT, named
 from .run import Plan, run
 from .worker import OWN_GROUP
 
@@ -26,7 +26,7 @@ _QUICK_SAMPLES = 30
     "--rows",
     "row_names",
     default=None,
-    help="Comma-separated rows, or beginnings of their names; all when left out.",
+    help=f"Comma-separated rows, or beginnings of their names, or {SWEEP}; all when left out.",
 )
 @click.option(
     "--peers",
@@ -44,7 +44,7 @@ _QUICK_SAMPLES = 30
     "--samples",
     type=click.IntRange(min=5),
     default=None,
-    help="Timed replays of each row; 100 when left out.",
+    help="Timed replays of each row; 100 when left out. Of the sweep at most 24.",
 )
 @click.option("--device", type=click.IntRange(min=0), default=0, show_default=True, help="CUDA device.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Of the random pools and selections.")
@@ -79,17 +79,22 @@ def command(
 ) -> None:
     """Measure every row on this GPU, against a page-streaming ceiling and the peers that are installed.
 
-    Some rows are measured as a chain of steps in one graph, too, with and without dependent launches. Each
-    result is checked against the float64 oracle. Exit code 1: one of ours failed its check; 2: an error,
-    such as no GPU.
+    Some rows are measured as a chain of steps in one graph, too, with and without dependent launches; and
+    one is swept over the number of items. Each result is checked against the float64 oracle. Exit code 1:
+    one of ours failed its check; 2: an error, such as no GPU.
     """
     if listing:
         _list(as_json)
         return
-    rows = find(row_names) if row_names is not None else find(",".join(QUICK_ROWS)) if quick else ROWS
+    rows, sweep = ROWS, True
+    if row_names is not None or quick:
+        rows, sweep = named(row_names if row_names is not None else ",".join(QUICK_ROWS))
+    measured = _peers(peer_names if peer_names is not None else "none" if quick else "all")
     plan = Plan(
         rows=rows,
-        peers=_peers(peer_names if peer_names is not None else "none" if quick else "all"),
+        sweep=sweep,
+        # No peer takes part in the sweep.
+        peers=measured if rows else (),
         samples=samples or (_QUICK_SAMPLES if quick else 100),
         steps=2 if quick else 4,
         seed=seed,
@@ -183,8 +188,10 @@ def _spelled(plan: Plan) -> str:
     if plan.steps != default.steps:
         words.append("--quick")
         default = replace(default, peers=())
-    if plan.rows != default.rows:
-        words += ["--rows", ",".join(row.name for row in plan.rows)]
+    if (plan.rows, plan.sweep) != (default.rows, default.sweep):
+        words += ["--rows", ",".join([*(row.name for row in plan.rows), *([SWEEP] if plan.sweep else [])])]
+    if not plan.rows:
+        default = replace(default, peers=())
     if plan.peers != default.peers:
         words += ["--peers", ",".join(plan.peers) or "none"]
     for option, name in (
@@ -201,7 +208,8 @@ def _spelled(plan: Plan) -> str:
 def _list(as_json: bool) -> None:
     if as_json:
         rows = [asdict(row) | {"items": row.items, "num_q_heads": row.num_q_heads} for row in ROWS]
-        click.echo(json.dumps({"rows": rows, "chained": list(CHAINED_ROWS), "peers": list(peers.ARRAYS)}))
+        others = {"chained": list(CHAINED_ROWS), "sweep": asdict(SWEPT) | {"name": SWEEP}}
+        click.echo(json.dumps({"rows": rows, **others, "peers": list(peers.ARRAYS)}))
         return
     from rich.console import Console
     from rich.table import Table
@@ -226,4 +234,8 @@ def _list(as_json: bool) -> None:
     console.print(table)
     console.print("B200 us: published time of the reference program")
     console.print(f"As chains of steps, too: {', '.join(CHAINED_ROWS)}")
+    console.print(
+        f"{SWEEP}: a sweep over 1 to {SWEPT.items:,} items, {SWEPT.num_q_heads}/{SWEPT.num_kv_heads} heads, "
+        f"context {SWEPT.kv_tokens:,}"
+    )
     console.print(f"Peers: {', '.join(peers.ARRAYS)}")

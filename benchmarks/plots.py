@@ -1,8 +1,9 @@
-"""Three plots of a run: time of each row, fraction of the ceiling, and the roofline."""
+"""Plots of a run: time of each row, fraction of the ceiling, roofline, and time over the number of items."""
 
 from __future__ import annotations
 
 import math
+import string
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from .report import Summary, summarize
+from .report import Point, Summary, points, summarize
+from .rows import SWEPT
 
 __all__ = ["draw"]
 
@@ -29,16 +31,16 @@ _MARKERS = "osD^vP*X<>hd"
 
 
 def draw(results: dict[str, Any], folder: Path) -> list[Path]:
-    """Draw everything into a folder as SVG; returns the files."""
-    summaries = summarize(results)
+    """Draw everything that was measured into a folder as SVG; returns the files."""
+    summaries, swept = summarize(results), points(results)
+    by_row = {"time": _time, "fraction": _fraction, "roofline": _roofline} if summaries else {}
     written = []
     # Text stays text, and file contents depend on the results alone.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "msa_cudacore", "font.size": 9}):
-        for name, figure in (
-            ("time", _time(summaries, results)),
-            ("fraction", _fraction(summaries, results)),
-            ("roofline", _roofline(summaries, results)),
-        ):
+        figures = [(name, make(summaries, results)) for name, make in by_row.items()]
+        if swept:
+            figures.append(("items", _items(swept, results)))
+        for name, figure in figures:
             FigureCanvasAgg(figure)
             path = folder / f"{name}.svg"
             figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
@@ -183,3 +185,80 @@ def _roofline(summaries: list[Summary], results: dict[str, Any]) -> Figure:
     _legend(axes)
     axes.set_title(f"Roofline, {results['machine']['gpu']}: one point for each row")
     return figure
+
+
+def _items(swept: list[Point], results: dict[str, Any]) -> Figure:
+    """Time, and time over the ceiling's, over the number of items: on the left up to one for each
+    multiprocessor, on the right all. A letter says which configuration runs.
+    """
+    multiprocessors = results["machine"]["multiprocessors"]
+    where: dict[str, list[str]] = {}
+    for (first, last), name in _names(swept).items():
+        where.setdefault(name, []).append(f"{first} to {last}" if last > first else str(first))
+    letters = dict(zip(where, string.ascii_uppercase + string.ascii_lowercase, strict=False))
+    key_inches = 0.17 * len(where)
+    figure = Figure(figsize=(12, 7 + key_inches), layout="constrained")
+    plots, key = figure.subfigures(2, 1, height_ratios=[7, key_inches])
+    times, ratios = plots.subplots(
+        2, 2, sharex="col", gridspec_kw={"width_ratios": [1, 2.2], "height_ratios": [2, 1]}
+    )
+    most = swept[-1].items
+    for column, last in enumerate((min(multiprocessors, most), most)):
+        shown = [point for point in swept if point.items <= last]
+        read = [point for point in shown if point.ceiling is not None]
+        at = [point.items for point in shown]
+        time, ratio = times[column], ratios[column]
+        ours = {"color": "tab:blue", "marker": ".", "markersize": 4}
+        bound = {"color": "black", "marker": ".", "markersize": 3, "linewidth": 1}
+        time.plot(at, [point.ours for point in shown], label="msa_cudacore", **ours)
+        read_at = [point.items for point in read]
+        time.plot(read_at, [point.ceiling for point in read], label="page-streaming ceiling", **bound)
+        ratio.plot(read_at, [point.over_ceiling for point in read], **ours)
+        # Above the curves there is room for the letters.
+        time.set_ylim(0, 1.15 * max(point.ours for point in shown))
+        time.set_xlim(0, last + 0.5 + last / 100)
+        ratio.set_ylim(bottom=1)
+        ratio.set_xlabel("items: (query token, KV head) pairs, here one for each request")
+        time.legend(loc="lower right")
+        for axes in (time, ratio):
+            axes.grid(alpha=0.3)
+            _bands(axes, swept, letters if axes is time else {}, last)
+    times[0].set_ylabel("microseconds of one decode step, cold L2")
+    ratios[0].set_ylabel("time / ceiling's time")
+    times[0].set_title(f"Up to one item for each of {multiprocessors} multiprocessors")
+    times[1].set_title(
+        f"{results['machine']['gpu']}, {results['date'][:10]}: context {SWEPT.kv_tokens:,}, one KV head, "
+        f"{SWEPT.group} query heads"
+    )
+    for number, (name, numbers) in enumerate(where.items()):
+        for place, text in ((0.04, letters.get(name, "")), (0.06, ", ".join(numbers)), (0.22, name)):
+            key.text(place, 1 - (number + 0.5) / len(where), text, va="center", fontsize=8)
+    return figure
+
+
+def _names(swept: list[Point]) -> dict[tuple[int, int], str]:
+    """The configuration of every stretch, as its first point calls it."""
+    found: dict[tuple[int, int], str] = {}
+    for point in swept:
+        found.setdefault(point.same_code, point.configuration)
+    return found
+
+
+def _bands(axes: Any, swept: list[Point], letters: dict[str, str], end: int) -> None:
+    """Shade every other stretch of one configuration, and give letters to those that have room for one."""
+    for number, ((first, last), name) in enumerate(_names(swept).items()):
+        low, high = first - 0.5, min(last, end) + 0.5
+        if first > end:
+            break
+        if number % 2:
+            axes.axvspan(low, high, color="black", alpha=0.07, linewidth=0)
+        if name in letters and high - low > end / 150:
+            axes.text(
+                (low + high) / 2,
+                0.98 - 0.04 * (number % 2),
+                letters[name],
+                transform=axes.get_xaxis_transform(),
+                ha="center",
+                va="top",
+                fontsize=8,
+            )

@@ -4,13 +4,16 @@ too.
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .rows import ROWS, Row
+from .rows import ROWS, SWEEP, SWEPT, Row
 
-__all__ = ["Summary", "failures", "markdown", "show", "summarize", "write"]
+__all__ = ["Point", "Summary", "failures", "markdown", "points", "show", "summarize", "write"]
 
 _ROWS = {row.name: row for row in ROWS}
 
@@ -68,6 +71,43 @@ def summarize(results: dict[str, Any]) -> list[Summary]:
     return [Summary(row, results) for name, row in _ROWS.items() if name in measured]
 
 
+@dataclass(frozen=True)
+class Point:
+    """One number of items of the sweep, microseconds."""
+
+    items: int
+    ours: float
+    ceiling: float | None
+    same_code: tuple[int, int]
+    """The first and the last number of items around this one for which the program runs the same code."""
+    configuration: str
+
+    @property
+    def over_ceiling(self) -> float | None:
+        return None if self.ceiling is None else self.ours / self.ceiling
+
+
+def points(results: dict[str, Any]) -> list[Point]:
+    """What the sweep measured, by number of items; results of before there was one have nothing."""
+    found = [
+        Point(
+            one["items"],
+            one["ours"]["median_us"],
+            min((read["median_us"] for read in one["ceilings"]), default=None),
+            tuple(one["same_code"]),
+            _specialisation(one["ours"]["configuration"]),
+        )
+        for one in results.get(SWEEP, [])
+        if "ours" in one
+    ]
+    return sorted(found, key=lambda point: point.items)
+
+
+def _specialisation(configuration: str) -> str:
+    """What a configuration says beyond the program's name, the architecture and that nothing is split."""
+    return re.sub(r"^\w+\(\w+, (.*)\)", r"\1", configuration).removesuffix(", splits=1")
+
+
 def failures(results: dict[str, Any]) -> list[str]:
     """One line for each result of ours that is missing or missed its bars."""
     found = []
@@ -84,6 +124,12 @@ def failures(results: dict[str, Any]) -> list[str]:
             wrong = [check["problem"] for check in figures["checks"] if not check["passed"]]
             if wrong:
                 found.append(f"{one['row']}: a chain of steps ({way}) does not match the oracle: {wrong[0]}")
+    for one in results.get(SWEEP, []):
+        if "failed" in one:
+            found.append(f"{one['row']}, sweep: did not run: {one['failed']}")
+        elif "ours" in one and not one["ours"]["check"]["passed"]:
+            problem = one["ours"]["check"]["problem"]
+            found.append(f"{one['row']}, sweep: ours does not match the oracle: {problem}")
     if "failed" in results["groups"].get("own", {}):
         found.append(f"this package's own measurements: {results['groups']['own']['failed']}")
     return found
@@ -105,21 +151,23 @@ def markdown(results: dict[str, Any]) -> str:
         "reads a page once where several query tokens select it.",
         "",
     ]
-    lines += _table(_overview_headings(), [_overview(summary) for summary in summaries])
-    lines += [
-        "",
-        "## Peers",
-        "",
-        "Same selected pages, best launch setting each; a dash where a peer did not run.",
-        "",
-    ]
-    names = _peer_names(results)
-    if names:
-        lines += _table(
-            ["row", "ours", *names.values()],
-            [[s.row.name, _us(s.ours), *(_peer_cell(s, name) for name in names)] for s in summaries],
-        )
-    lines += ["", *_absent(results), "", *_chains(results), "## Errors", ""]
+    if summaries:
+        lines += _table(_overview_headings(), [_overview(summary) for summary in summaries])
+        lines += [
+            "",
+            "## Peers",
+            "",
+            "Same selected pages, best launch setting each; a dash where a peer did not run.",
+            "",
+        ]
+        names = _peer_names(results)
+        if names:
+            lines += _table(
+                ["row", "ours", *names.values()],
+                [[s.row.name, _us(s.ours), *(_peer_cell(s, name) for name in names)] for s in summaries],
+            )
+        lines += ["", *_absent(results), ""]
+    lines += [*_chains(results), *_sweep(results), "## Errors", ""]
     lines += [
         "Relative L2 error of output rows against the float64 oracle, largest over the rows; the floor is "
         "the error of merely "
@@ -140,7 +188,7 @@ def markdown(results: dict[str, Any]) -> str:
 def _clocks(results: dict[str, Any]) -> str:
     seen = [
         clock["sm_mhz"]
-        for one in results["measurements"]
+        for one in [*results["measurements"], *results.get(SWEEP, [])]
         for clock in (one.get("clocks") or {}).values()
         if clock and "sm_mhz" in clock
     ]
@@ -267,6 +315,54 @@ def _gain(one: dict[str, Any]) -> str:
     return f"{ordinary - pdl:.2f}"
 
 
+def _sweep(results: dict[str, Any]) -> list[str]:
+    """The section of the sweep over the number of items."""
+    if not results.get(SWEEP):
+        return []
+    lines = [
+        "## Over the number of items",
+        "",
+        f"Steps of 1 to {SWEPT.items:,} requests of {SWEPT.kv_tokens:,} tokens with one KV head and "
+        f"{SWEPT.group} query heads: as many items as requests. A line for each stretch within which "
+        "neither the kernel changes nor the number of items that some multiprocessor has to take; "
+        "microseconds at its two ends. The ceiling's settings were tried at a few numbers of items, not at "
+        "each.",
+        "",
+    ]
+    headings = ["items", "configuration", "ours", "ceiling", "ours / ceiling"]
+    lines += [*_table(headings, [_ends(stretch) for stretch in _stretches(results)], left=2), ""]
+    missing = [one for one in results[SWEEP] if "ours" not in one]
+    if missing:
+        lines += [f"* {one['row']}: {one.get('skipped') or one['failed']}" for one in missing]
+        lines.append("")
+    return lines
+
+
+def _stretches(results: dict[str, Any]) -> list[list[Point]]:
+    """Points of the same code and the same number of whole rounds."""
+    multiprocessors = results["machine"]["multiprocessors"]
+
+    def stretch(point: Point) -> tuple[tuple[int, int], int]:
+        return point.same_code, (point.items - 1) // multiprocessors
+
+    return [list(same) for _, same in itertools.groupby(points(results), key=stretch)]
+
+
+def _ends(stretch: list[Point]) -> list[str]:
+    ends = [stretch[0], stretch[-1]] if len(stretch) > 1 else stretch
+
+    def both(texts: list[str]) -> str:
+        return " to ".join(dict.fromkeys(texts))
+
+    return [
+        both([str(point.items) for point in ends]),
+        stretch[0].configuration,
+        both([_us(point.ours) for point in ends]),
+        both([_us(point.ceiling) for point in ends]),
+        both([_ratio(point.over_ceiling) for point in ends]),
+    ]
+
+
 def _errors(results: dict[str, Any]) -> list[list[str]]:
     checked: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for one in results["measurements"]:
@@ -275,6 +371,9 @@ def _errors(results: dict[str, Any]) -> list[list[str]]:
     for one in results.get("chains", []):
         for way, figures in one.get("ways", {}).items():
             checked.setdefault((f"ours, chain, {way}", "nvfp4"), []).extend(figures["checks"])
+    swept = [one["ours"]["check"] for one in results.get(SWEEP, []) if "ours" in one]
+    if swept:
+        checked["ours, sweep", "nvfp4"] = swept
     return [
         [
             name,
@@ -288,8 +387,9 @@ def _errors(results: dict[str, Any]) -> list[list[str]]:
     ]
 
 
-def _table(headings: list[str], rows: list[list[str]]) -> list[str]:
-    lines = ["| " + " | ".join(headings) + " |", "|" + "---|" + "---:|" * (len(headings) - 1)]
+def _table(headings: list[str], rows: list[list[str]], left: int = 1) -> list[str]:
+    """`left`: how many columns are text."""
+    lines = ["| " + " | ".join(headings) + " |", "|" + "---|" * left + "---:|" * (len(headings) - left)]
     return lines + ["| " + " | ".join(row) + " |" for row in rows]
 
 
@@ -332,7 +432,8 @@ def show(results: dict[str, Any]) -> None:
             "-" if best[0] is None else f"{best[0]} {best[1]:.1f}",
             _ratio(best[1] / s.ours if best[1] and s.ours else None),
         )
-    console.print(table)
+    if summaries:
+        console.print(table)
     timed = [one for one in results.get("chains", []) if "ways" in one]
     if timed:
         table = Table(title="A further step of a chain in one graph", title_justify="left")
@@ -343,7 +444,16 @@ def show(results: dict[str, Any]) -> None:
             further = (f"{figures['further_us']:.2f}" for figures in one["ways"].values())
             table.add_row(one["row"], *further, _gain(one))
         console.print(table)
-    for line in _absent(results):
+    if points(results):
+        table = Table(title="Over the number of items", title_justify="left")
+        for heading in ("items", "ours", "ceiling", "ours / ceiling", "configuration"):
+            left = heading in ("items", "configuration")
+            table.add_column(heading, justify="left" if left else "right", no_wrap=heading == "items")
+        for stretch in _stretches(results):
+            items, configuration, *figures = _ends(stretch)
+            table.add_row(items, *figures, configuration)
+        console.print(table)
+    for line in _absent(results) if summaries else ():
         console.print(line, markup=False, soft_wrap=True)
 
 
@@ -352,7 +462,7 @@ def _json(results: dict[str, Any]) -> str:
     parts = []
     for key, value in results.items():
         text = json.dumps(value)
-        if key in ("measurements", "chains"):
+        if key in ("measurements", "chains", SWEEP):
             text = "[\n" + ",\n".join(json.dumps(one) for one in value) + "\n]"
         parts.append(f"{json.dumps(key)}: {text}")
     return "{\n" + ",\n".join(parts) + "\n}\n"

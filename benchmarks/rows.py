@@ -7,14 +7,26 @@ authors give the GPU time of one launch on a B200 and a B300. Everything here is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import ml_dtypes
 import numpy as np
 
 from msa_cudacore.pool import HEAD_DIM, PAGE_SIZE, TOKEN_BYTES
 
-__all__ = ["QUICK_ROWS", "ROWS", "TILE_BYTES", "TOPK", "Row", "Selection", "find", "select_pages"]
+__all__ = [
+    "QUICK_ROWS",
+    "ROWS",
+    "SWEEP",
+    "SWEPT",
+    "TILE_BYTES",
+    "TOPK",
+    "Row",
+    "Selection",
+    "find",
+    "named",
+    "select_pages",
+]
 
 TOPK = 16
 TILE_BYTES = 2 * PAGE_SIZE * TOKEN_BYTES
@@ -27,7 +39,7 @@ class Row:
 
     name: str
     kind: str
-    """`bandwidth`, `middle` or `latency`: what a good program is bound by there."""
+    """`bandwidth`, `middle` or `latency`: what a good program is bound by there; or `sweep`."""
     batch: int
     kv_tokens: int
     num_kv_heads: int
@@ -39,6 +51,10 @@ class Row:
     b300_us: float | None = None
     at_most: float | None = None
     """Target: this many times the page-streaming ceiling's time on an H200; None where there is none."""
+
+    def with_batch(self, batch: int) -> Row:
+        """The row of another number of requests, and its name."""
+        return replace(self, batch=batch, name=self.name.replace(f"_b{self.batch}_", f"_b{batch}_"))
 
     @property
     def tokens(self) -> int:
@@ -138,6 +154,11 @@ ROWS: tuple[Row, ...] = (
     _row("tp4_b1_kv1m_q1", "latency", 1.45, 7.2, 7.0),
 )
 
+SWEEP = "items"
+"""Name of the sweep over the number of items, see :mod:`.items`."""
+SWEPT = _row("tp4_b1200_kv8k_q1", "sweep")
+"""Its largest step."""
+
 QUICK_ROWS = ("tp1_b128_kv8k_q1", "tp1_b32_kv64k_q1", "tp1_b1_kv200k_q1")
 
 
@@ -148,13 +169,20 @@ def find(names: str) -> tuple[Row, ...]:
         exact = [row for row in ROWS if row.name == name]
         matching = exact or [row for row in ROWS if row.name.startswith(name)]
         if not matching:
-            raise ValueError(
-                f"no row is called, or begins with, {name!r}; there are {', '.join(row.name for row in ROWS)}"
-            )
+            known = ", ".join([*(row.name for row in ROWS), SWEEP])
+            raise ValueError(f"no row is called, or begins with, {name!r}; there are {known}")
         chosen.update((row.name, row) for row in matching)
     if not chosen:
         raise ValueError(f"no row is named in {names!r}")
     return tuple(row for row in ROWS if row.name in chosen)
+
+
+def named(names: str) -> tuple[tuple[Row, ...], bool]:
+    """Rows as :func:`find` finds them, and whether the sweep is named among them, or alone."""
+    parts = [part.strip() for part in names.split(",")]
+    others = [part for part in parts if part and part != SWEEP]
+    sweep = SWEEP in parts
+    return find(",".join(others)) if others or not sweep else (), sweep
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from typing import Any
 
 import msa_cudacore
 
-from . import chain, environment, peers
-from .rows import Row
+from . import chain, environment, items, peers
+from .rows import SWEEP, Row
 from .worker import OWN_GROUP, RECORD, one_line
 
 __all__ = ["Plan", "Results", "run"]
@@ -38,6 +38,8 @@ class Plan:
     """What to measure, and how thoroughly."""
 
     rows: tuple[Row, ...]
+    sweep: bool = True
+    """Over the number of items, see :mod:`.items`."""
     peers: tuple[str, ...] = tuple(peers.ARRAYS)
     samples: int = 100
     steps: int = 4
@@ -59,15 +61,18 @@ class Results:
     """One record for each (row, candidate): timed, skipped or failed."""
     chains: list[dict[str, Any]] = field(default_factory=list)
     """The same for each row whose steps were chained, see :mod:`.chain`."""
+    items: list[dict[str, Any]] = field(default_factory=list)
+    """The same for each number of items of the sweep, see :mod:`.items`."""
     groups: dict[str, dict[str, Any]] = field(default_factory=dict)
     """For each group its array library, seconds and, where it did not run, the reason."""
 
     def add(self, record: dict[str, Any]) -> None:
-        """Take a record of either kind."""
-        (self.chains if record["candidate"] == chain.NAME else self.measurements).append(record)
+        """Take a record of any kind."""
+        kinds = {chain.NAME: self.chains, items.NAME: self.items}
+        kinds.get(record["candidate"], self.measurements).append(record)
 
     def as_json(self) -> dict[str, Any]:
-        lists = {"measurements": self.measurements, "chains": self.chains}
+        lists = {"measurements": self.measurements, "chains": self.chains, "items": self.items}
         return {**self.about, "groups": self.groups, "rows": self.rows, **lists}
 
 
@@ -128,7 +133,7 @@ def _command(group: str, plan: Plan, finished: Sequence[str]) -> list[str]:
         "--group",
         group,
         "--rows",
-        ",".join(row.name for row in plan.rows),
+        ",".join([*(row.name for row in plan.rows), *([SWEEP] if plan.sweep else [])]),
         "--device",
         str(plan.device),
         "--samples",
@@ -167,7 +172,8 @@ def _run_group(group: str, plan: Plan, results: Results, deadline: float, progre
     finished: list[str] = []
     while True:
         before = len(finished)
-        child = _Child(_command(group, plan, finished), deadline)
+        left = ["--seconds", f"{deadline - time.monotonic():.1f}"]
+        child = _Child([*_command(group, plan, finished), *left], deadline)
         child.read(group, results, finished, progress)
         if child.status == 0:
             break

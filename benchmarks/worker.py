@@ -9,18 +9,21 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import math
 import re
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from . import ceiling, chain, environment, peers
+from msa_cudacore import programs
+
+from . import ceiling, chain, environment, items, peers
 from .arrays import choose
-from .candidates import Bench, Candidate, EmptyKernel, Ours, Unavailable, replayed
+from .candidates import TRIAL_SAMPLES, Bench, Candidate, EmptyKernel, Ours, Unavailable, replayed
 from .check import Oracle
-from .rows import find
+from .rows import SWEPT, named
 from .timing import Stopwatch
 from .workload import Workload, build
 
@@ -30,7 +33,8 @@ OWN_GROUP = "own"
 """The group of the floor, the ceilings and this package's program."""
 RECORD = "\x1e"
 """First character of a line that is a record; anything else that a child prints is its log."""
-_TRIAL_SAMPLES = 15
+_SECONDS_TO_STOP = 10.0
+"""What the start of the process and the last of a series of measurements may take of its time."""
 
 
 def one_line(text: str, limit: int = 300) -> str:
@@ -54,7 +58,7 @@ def measure(
             except Unavailable as error:
                 refused[label] = one_line(str(error))
                 continue
-            timing = bench.stopwatch.time([prepared.replay], samples=_TRIAL_SAMPLES, idle_before=not trials)
+            timing = bench.stopwatch.time([prepared.replay], samples=TRIAL_SAMPLES, idle_before=not trials)
             trials[label] = timing.median
             del prepared
         if not trials:
@@ -82,6 +86,7 @@ def measure(
 
 
 def _records(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    began = time.monotonic()
     candidates = None
     if options.group != OWN_GROUP:
         # Before anything is allocated: a peer that is not installed costs nothing.
@@ -96,7 +101,8 @@ def _records(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     if candidates is None:
         size = 2 << 30
         yield {"linear_read_bytes": size, "linear_read_us": bench.stopwatch.linear_read(size).median}
-    for row in find(options.rows):
+    rows, sweep = named(options.rows)
+    for row in rows:
         started = time.monotonic()
         workload = build(row, arrays, steps=options.steps, seed=options.seed)
         if candidates is None:
@@ -113,6 +119,28 @@ def _records(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         del workload
         arrays.release()
         yield {"row": row.name, "seconds": round(time.monotonic() - started, 2)}
+    if sweep and candidates is None:
+        yield from _swept(bench, options, began + options.seconds - _SECONDS_TO_STOP)
+
+
+def _swept(bench: Bench, options: argparse.Namespace, deadline: float) -> Iterator[dict[str, Any]]:
+    """The sweep over the number of items, as far as there is time."""
+    started = time.monotonic()
+    program, facts = programs.select("auto", "cuda", options.device)
+    workload = build(SWEPT, bench.arrays, steps=options.steps, seed=options.seed)
+    sweep = items.Sweep(workload, bench, items.stretches(program, facts))
+    for number in sweep.counts:
+        about = {"row": SWEPT.with_batch(number).name, "candidate": items.NAME}
+        if time.monotonic() > deadline:
+            yield about | {"skipped": "out of time, as all larger numbers of items"}
+            break
+        take = functools.partial(
+            sweep.measure, number, samples=options.samples, check_rows=options.check_rows, seed=options.seed
+        )
+        yield from _attempt(about, {}, take, bench, options)
+    del sweep, workload
+    bench.arrays.release()
+    yield {"row": items.NAME, "seconds": round(time.monotonic() - started, 2)}
 
 
 def _measurements(
@@ -132,19 +160,31 @@ def _measurements(
         takes[chain.NAME] = {}, chain.measure
     for name, (description, take) in takes.items():
         about = {"row": workload.row.name, "candidate": name}
-        if f"{name}@{workload.row.name}" in options.finished.split(","):
-            continue
-        yield about | {"started": True}
-        about |= description
-        try:
-            yield about | take(workload, bench, oracle, samples=options.samples)
-        except Unavailable as error:
-            yield about | {"skipped": one_line(str(error))}
-        except Exception as error:
-            traceback.print_exc()
-            yield about | {"failed": one_line(f"{type(error).__name__}: {error}")}
-            # After a fault the context is lost: this raises too, and a new process goes on behind it.
-            bench.stopwatch.stream.sync()
+        timed = functools.partial(take, workload, bench, oracle, samples=options.samples)
+        yield from _attempt(about, description, timed, bench, options)
+
+
+def _attempt(
+    about: dict[str, str],
+    description: dict[str, str],
+    take: Callable[[], dict[str, Any]],
+    bench: Bench,
+    options: argparse.Namespace,
+) -> Iterator[dict[str, Any]]:
+    """Announce a measurement, take it, and tell how it ended; nothing where it was finished before."""
+    if f"{about['candidate']}@{about['row']}" in options.finished.split(","):
+        return
+    yield about | {"started": True}
+    about = about | description
+    try:
+        yield about | take()
+    except Unavailable as error:
+        yield about | {"skipped": one_line(str(error))}
+    except Exception as error:
+        traceback.print_exc()
+        yield about | {"failed": one_line(f"{type(error).__name__}: {error}")}
+        # After a fault the context is lost: this raises too, and a new process goes on behind it.
+        bench.stopwatch.stream.sync()
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -156,6 +196,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--check-rows", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="until the process is stopped")
     parser.add_argument("--finished", default="", help="candidate@row pairs to leave out")
     parser.add_argument(
         "--build", action="store_true", help="compile what the group needs, without touching the GPU"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -117,4 +117,4 @@ def first_requests(workload: Workload, batch: int) -> Workload:
         )
 
     steps = tuple(cut(step) for step in workload.steps)
-    return Workload(replace(row, batch=batch), workload.arrays, workload.views, steps)
+    return Workload(row.with_batch(batch), workload.arrays, workload.views, steps)
