@@ -196,7 +196,7 @@ def _items(swept: list[Point], results: dict[str, Any]) -> Figure:
     for (first, last), name in _names(swept).items():
         where.setdefault(name, []).append(f"{first} to {last}" if last > first else str(first))
     letters = dict(zip(where, string.ascii_uppercase + string.ascii_lowercase, strict=False))
-    key_inches = 0.17 * len(where)
+    key_inches = 0.17 * (len(where) + 1)
     figure = Figure(figsize=(12, 7 + key_inches), layout="constrained")
     plots, key = figure.subfigures(2, 1, height_ratios=[7, key_inches])
     times, ratios = plots.subplots(
@@ -217,7 +217,7 @@ def _items(swept: list[Point], results: dict[str, Any]) -> Figure:
         # Above the curves there is room for the letters.
         time.set_ylim(0, 1.15 * max(point.ours for point in shown))
         time.set_xlim(0, last + 0.5 + last / 100)
-        ratio.set_ylim(bottom=1)
+        ratio.set_ylim(bottom=min([1.0, *(point.over_ceiling for point in read)]))
         ratio.set_xlabel("items: (query token, KV head) pairs, here one for each request")
         time.legend(loc="lower right")
         for axes in (time, ratio):
@@ -230,9 +230,11 @@ def _items(swept: list[Point], results: dict[str, Any]) -> Figure:
         f"{results['machine']['gpu']}, {results['date'][:10]}: context {SWEPT.kv_tokens:,}, one KV head, "
         f"{SWEPT.group} query heads"
     )
-    for number, (name, numbers) in enumerate(where.items()):
-        for place, text in ((0.04, letters.get(name, "")), (0.06, ", ".join(numbers)), (0.22, name)):
-            key.text(place, 1 - (number + 0.5) / len(where), text, va="center", fontsize=8)
+    lines = [("", "items", "configuration")]
+    lines += [(letters.get(name, ""), ", ".join(numbers), name) for name, numbers in where.items()]
+    for number, line in enumerate(lines):
+        for place, text in zip((0.04, 0.06, 0.22), line, strict=True):
+            key.text(place, 1 - (number + 0.5) / len(lines), text, va="center", fontsize=8)
     return figure
 
 
