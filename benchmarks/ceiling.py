@@ -8,6 +8,7 @@ once for all tokens that chose it.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +37,7 @@ _MOST_NUMBERS = 4096
 Variant = tuple[str, Callable[[Step], Prepared]]
 
 
+@functools.cache
 def register_source(threads: int, loads: int) -> str:
     return load_source(
         _FOLDER / "stream_registers.cu",
@@ -43,6 +45,7 @@ def register_source(threads: int, loads: int) -> str:
     )
 
 
+@functools.cache
 def bulk_source(sides: int) -> str:
     return load_source(_FOLDER / "stream_bulk.cu", f"constexpr int kSides = {sides};\n")
 

@@ -144,7 +144,7 @@ def _measure(plan: Plan, output: Path | None, as_json: bool) -> None:
     from . import report
 
     console = Console(stderr=True, highlight=False)
-    total = len(plan.rows) * (1 + len(plan.peers))
+    total = len(plan.rows) * (1 + len(plan.peers)) + plan.sweep
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=as_json) as bar:
         task = bar.add_task("starting", total=total)
@@ -152,6 +152,7 @@ def _measure(plan: Plan, output: Path | None, as_json: bool) -> None:
 
         def progress(group: str, what: str) -> None:
             row, _, candidate = what.partition(": ")
+            row = SWEEP if candidate == SWEEP else row
             if candidate and (group, row) not in seen:
                 seen.add((group, row))
                 if not console.is_terminal and not as_json:

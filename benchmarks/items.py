@@ -14,7 +14,9 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from msa_cudacore import portable
 from msa_cudacore.contract import Problem
+from msa_cudacore.launch.compile import compile_cubin
 from msa_cudacore.launch.device import DeviceFacts
 from msa_cudacore.program import Program
 
@@ -25,7 +27,7 @@ from .check import Oracle
 from .rows import SWEEP, SWEPT, TOPK, Row
 from .workload import Workload, first_requests
 
-__all__ = ["NAME", "Sweep", "counts", "stretches"]
+__all__ = ["NAME", "Sweep", "build", "counts", "stretches"]
 
 NAME = SWEEP
 _SAMPLES = 24
@@ -38,19 +40,36 @@ def stretches(program: Program, facts: DeviceFacts, row: Row = SWEPT) -> list[ra
     """The numbers of requests up to a row's for which a program runs the same machine code, in order."""
 
     def compiled(batch: int) -> str:
-        problem = Problem(
-            batch=batch,
-            seqlen_q=row.seqlen_q,
-            num_q_heads=row.num_q_heads,
-            num_kv_heads=row.num_kv_heads,
-            topk=TOPK,
-            max_pages=row.num_pages // row.batch,
-            num_pages=row.num_pages,
-        )
-        return program.plan(problem, facts, None).configuration.constants
+        return _configuration(program, facts, row, batch).constants
 
     numbers = (list(same) for _, same in itertools.groupby(range(1, row.batch + 1), key=compiled))
     return [range(same[0], same[-1] + 1) for same in numbers]
+
+
+def _configuration(program: Program, facts: DeviceFacts, row: Row, batch: int) -> Any:
+    problem = Problem(
+        batch=batch,
+        seqlen_q=row.seqlen_q,
+        num_q_heads=row.num_q_heads,
+        num_kv_heads=row.num_kv_heads,
+        topk=TOPK,
+        max_pages=row.num_pages // row.batch,
+        num_pages=row.num_pages,
+    )
+    return program.plan(problem, facts, None).configuration
+
+
+def build(program: Program, facts: DeviceFacts, row: Row = SWEPT) -> None:
+    """Compile what the sweep runs into the program cache, without touching the GPU; the largest numbers
+    first, because a sweep that has begun starts with the smallest.
+    """
+    if program.backend != portable.PortableProgram.backend:
+        return
+    configurations = (
+        _configuration(program, facts, row, same[-1]) for same in reversed(stretches(program, facts, row))
+    )
+    for source in dict.fromkeys(map(portable.source, configurations)):
+        compile_cubin(source, portable.exact_arch(facts.compute_capability), name="portable.cu")
 
 
 def counts(same: Sequence[range], multiprocessors: int) -> list[int]:

@@ -1,8 +1,8 @@
 """Runs groups of candidates in child processes, one after another, and gathers their records.
 
-Our program, the ceilings and the floor come first; then each peer. What a peer can compile without the GPU is
-compiled in the background meanwhile. A child that dies is restarted behind the candidate that killed it; one
-that is out of time is stopped.
+Our program, the ceilings and the floor come first; then each peer. What a peer, or the sweep over the number
+of items, can compile without the GPU is compiled in the background meanwhile. A child that dies is restarted
+behind the candidate that killed it; one that is out of time is stopped.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def run(plan: Plan, *, command: str, progress: Progress) -> Results:
             },
         }
     )
-    builds = {group: _start_build(group) for group in plan.peers}
+    own = (OWN_GROUP,) if plan.sweep else ()
+    builds = {group: _start_build(group, plan.device) for group in (*own, *plan.peers)}
     try:
         _run_group(OWN_GROUP, plan, results, started + plan.budget_seconds, progress)
         for number, group in enumerate(plan.peers):
@@ -149,7 +150,7 @@ def _command(group: str, plan: Plan, finished: Sequence[str]) -> list[str]:
     ]
 
 
-def _start_build(group: str) -> subprocess.Popen:
+def _start_build(group: str, device: int) -> subprocess.Popen:
     """Compile what a group needs, beside the measurements: what goes wrong comes up again when the group
     runs.
     """
@@ -161,6 +162,8 @@ def _start_build(group: str) -> subprocess.Popen:
         group,
         "--rows",
         "",
+        "--device",
+        str(device),
         "--build",
     ]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

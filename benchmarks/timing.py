@@ -11,6 +11,7 @@ floor.
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,6 @@ from msa_cudacore.ptx.source import load as load_source
 
 __all__ = ["Stopwatch", "Timing", "programmatic_edges"]
 
-_PROBE = Path(__file__).parent / "probe.cu"
 _READ_THREADS = 256
 _WARMUP_READS = 150
 """Reads of the flush buffer ahead of a measurement, some 20 ms: an idle GPU takes milliseconds to raise its
@@ -39,6 +39,11 @@ _FIRST_HOLD = 6_000_000
 longer.
 """
 _LONGEST_HOLD = 2_000_000_000
+
+
+@functools.cache
+def _probe() -> str:
+    return load_source(Path(__file__).parent / "probe.cu")
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,7 @@ class Stopwatch:
         address = int(memory.handle)
         geometry = Geometry(grid=8 * self.facts.multiprocessors, block=_READ_THREADS)
         arguments = (np.uint64(address), np.int64(size // 16), np.uint64(address + size))
-        launch = self.bind(load_source(_PROBE), "read_buffer", geometry, arguments)
+        launch = self.bind(_probe(), "read_buffer", geometry, arguments)
         self._memories.append(memory)
         return launch
 
@@ -110,7 +115,7 @@ class Stopwatch:
 
     def empty_kernel(self) -> Callable[[], None]:
         """Replay of a kernel that does nothing."""
-        launch = self.bind(load_source(_PROBE), "empty", Geometry(grid=1, block=32), ())
+        launch = self.bind(_probe(), "empty", Geometry(grid=1, block=32), ())
         return self.capture(launch)
 
     def linear_read(self, size: int = 2 << 30, samples: int = 20) -> Timing:
@@ -162,7 +167,7 @@ class Stopwatch:
         """
         self.stream.sync()
         arguments = (np.int64(self._hold),)
-        self.bind(load_source(_PROBE), "hold", Geometry(grid=1, block=1), arguments)(self.stream)
+        self.bind(_probe(), "hold", Geometry(grid=1, block=1), arguments)(self.stream)
         pairs = [(self._event(), self._event()) for _ in range(count)]
         for number, (before, after) in enumerate(pairs, start=first):
             self._flush(self.stream)

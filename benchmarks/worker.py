@@ -203,7 +203,10 @@ def main(arguments: list[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     if options.build:
-        peers.build(options.group)
+        if options.group == OWN_GROUP:
+            items.build(*programs.select("auto", "cuda", options.device))
+        else:
+            peers.build(options.group)
         return 0
     for record in _records(options):
         print(RECORD + json.dumps(record), flush=True)
