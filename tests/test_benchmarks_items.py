@@ -18,14 +18,14 @@ from msa_cudacore import reference
 from msa_cudacore.benchmarks import cli, items, report, run, worker
 from msa_cudacore.benchmarks.candidates import Bench, Ours, Prepared
 from msa_cudacore.benchmarks.check import Oracle
-from msa_cudacore.benchmarks.rows import ROWS, SWEPT, named
+from msa_cudacore.benchmarks.rows import QUICK_ROWS, ROWS, SWEPT, named
 from msa_cudacore.benchmarks.timing import Timing
 from msa_cudacore.benchmarks.workload import build, first_requests
 from msa_cudacore.blackwell import BlackwellProgram
 from msa_cudacore.cli import main
 from msa_cudacore.contract import Problem
 from msa_cudacore.launch.device import DeviceFacts
-from msa_cudacore.portable import PortableProgram, choose_configuration
+from msa_cudacore.portable import PortableProgram, choose_configuration, source
 
 sys.path.insert(0, str(Path(__file__).parent))
 from benchmark_data import HostArrays, canned, exact  # noqa: E402
@@ -67,6 +67,16 @@ def test_both_sides_of_every_change_are_measured_and_evenly_between(program, fac
     assert gaps.max() <= facts.multiprocessors // 4
     # A quarter of a minute is meant for all.
     assert len(chosen) <= (90 if facts is H200 else 180)
+
+
+def test_every_kernel_of_the_sweep_is_compiled_beforehand_the_last_one_first(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(items, "compile_cubin", lambda *what, name: compiled.append((*what, name)))
+    items.build(PortableProgram(), H200)
+    wanted = dict.fromkeys(source(configuration(number)) for number in range(1200, 0, -1))
+    assert compiled == [(one, "sm_90a", "portable.cu") for one in wanted]
+    items.build(BlackwellProgram(), B200)
+    assert len(compiled) == len(wanted)
 
 
 @pytest.fixture(scope="module")
@@ -374,6 +384,11 @@ def test_the_sweep_is_named_like_a_row():
             ("--rows", "tp4_b1_", "--peers", "none"), named("tp4_b1_")[0], False, 0,
             "msa-cudacore bench --rows tp4_b1_kv1m_q1 --peers none",
         ),
+        (("--rows", "tp"), ROWS, False, 4, "msa-cudacore bench --rows " + ",".join(row.name for row in ROWS)),
+        (
+            ("--quick",), named(",".join(QUICK_ROWS))[0], False, 0,
+            f"msa-cudacore bench --quick --rows {','.join(QUICK_ROWS)} --samples 30",
+        ),
         (
             ("--quick", "--rows", "items"), (), True, 0,
             "msa-cudacore bench --quick --rows items --samples 30",
@@ -400,7 +415,7 @@ def test_a_full_run_sweeps_and_a_choice_does_where_it_is_named(
     assert named(words[words.index("--rows") + 1]) == (plan.rows, sweep)
 
 
-def test_a_quick_run_does_not_sweep_and_the_list_says_what_does():
+def test_the_list_has_the_sweep():
     listed = CliRunner().invoke(main, ["bench", "--list"])
     assert "items: a sweep over 1 to 1,200 items" in listed.output
     assert max(map(len, listed.output.splitlines())) <= 80
