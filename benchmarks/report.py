@@ -325,8 +325,8 @@ def _sweep(results: dict[str, Any]) -> list[str]:
         f"Steps of 1 to {SWEPT.items:,} requests of {SWEPT.kv_tokens:,} tokens with one KV head and "
         f"{SWEPT.group} query heads: as many items as requests. A line for each stretch within which "
         "neither the kernel changes nor the number of items that some multiprocessor has to take; "
-        "microseconds at its two ends. The ceiling's settings were tried at a few numbers of items, not at "
-        "each.",
+        "microseconds at its two ends, medians of fewer replays than above. The ceiling's settings were "
+        "tried at a few numbers of items, not at each.",
         "",
     ]
     headings = ["items", "configuration", "ours", "ceiling", "ours / ceiling"]
