@@ -10,6 +10,7 @@ import bisect
 import random
 from collections import deque
 from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,6 +26,9 @@ from .memory import Access, Memory, SharedMemory
 from .model import Symbol
 from .opcodes import COPY
 from .warp_context import WarpContext
+
+if TYPE_CHECKING:
+    from .tcgen05_state import TensorState
 
 __all__ = ["Machine", "Wait", "on_launch"]
 
@@ -99,6 +103,8 @@ class Machine:
         self.sleep_start: dict[tuple[int, int], int] = {}
         self.history: dict[int, list[tuple[int, int]]] = {}
         self.variables = variables
+        self.tensor_state: TensorState | None = None
+        """Set by tcgen05_state for every launch; kept here, so that it ends with the launch."""
         self.build_arrays(parameters, instruction_limit, trace, seed)
         for hook in _LAUNCH_HOOKS:
             hook(self)

@@ -8,7 +8,6 @@ whole sequence of one warp.
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,18 +91,15 @@ class TensorState:
             warp.fault("tensor-memory", "cta_group::2 in a cluster of one CTA")
 
 
-_STATES: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-
-
 def state_of(machine):
     """The TensorState of a launch."""
-    return _STATES[machine]
+    return machine.tensor_state
 
 
 @on_launch
 def _begin(machine):
-    state = _STATES[machine] = TensorState(machine)
-    machine.on_cta_exit(state.cta_exit)
+    machine.tensor_state = TensorState(machine)
+    machine.on_cta_exit(machine.tensor_state.cta_exit)
 
 
 class Toucher:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 
 from msa_cudacore.ptx import emulator
+from msa_cudacore.ptx.emulator.machine import Machine
 
 from .snippet import kernel
 
@@ -76,3 +79,14 @@ def test_a_launch_leaves_nothing_behind_for_the_next():
         before = out.copy()
         module.launch("k", (1,), (block,), [out], memory=memory)
         assert (out[:block] == before[:block] + np.arange(block)).all()
+
+
+def test_nothing_of_a_launch_outlives_it():
+    def machines():
+        gc.collect()
+        return {id(each) for each in gc.get_objects() if isinstance(each, Machine)}
+
+    module = emulator.load(kernel(COPY.replace("WAIT", WAITS["try_wait"]), ".param .u64 x, .param .u64 out"))
+    before = machines()
+    module.launch("k", (1,), (1,), [np.arange(32, dtype=np.uint32), np.zeros(1, np.uint32)])
+    assert machines() <= before
