@@ -62,6 +62,8 @@ class Configuration:
     """Page slots of an item slot that begin with a piece of a leftover."""
     pairs: bool = False
     """Two CTAs, a cluster, share a leftover, which merges in distributed shared memory."""
+    shared_item: bool = False
+    """The item slots of a CTA share one item more: each begins with a part of it."""
 
     @property
     def item_warps(self) -> int:
@@ -82,7 +84,9 @@ class Configuration:
             maxima *= 2  # and sums
         # Queries, visible tokens, scales; barriers, items and ends of lists.
         slot = (2 if self.pieces else 1) * (8 * 512 + max_topk * 4 + _HEADS * 8) + (96 if self.pieces else 64)
-        if self.item_slots == 8:  # the queries lie in the table's gaps
+        if self.shared_item:  # lists and scales of two items; queries lie in the table's gaps
+            slot += _HEADS * 8 + (max_topk // self.item_slots + 4) * (4 + 32)
+        if self.item_slots == 8 or self.shared_item:  # the queries lie in the table's gaps
             slot += max_topk * 32 + self.item_warps * 128 - 8 * 512
         elif self.table:  # sources and statistics lie in the table's gaps, as far apart as the slots
             slot = -(-(slot + maxima) // 256) * 256
@@ -114,7 +118,7 @@ class Configuration:
         }
         flags = {
             "kManyItems": self.many_items, "kClusterMerge": self.cluster_merge, "kTable": self.table,
-            "kCooperative": self.cooperative, "kPairs": self.pairs,
+            "kCooperative": self.cooperative, "kPairs": self.pairs, "kSharedItem": self.shared_item,
         }
         return "".join(f"constexpr int {name} = {value};\n" for name, value in numbers.items()) + "".join(
             f"constexpr bool {name} = {str(value).lower()};\n" for name, value in flags.items()
@@ -122,7 +126,7 @@ class Configuration:
 
     def ctas(self, items: int, multiprocessors: int) -> int:
         """Grid size. With item slots, items are spread over the multiprocessors before the slots fill up."""
-        if self.pieces:
+        if self.pieces or self.shared_item:
             return multiprocessors
         if self.item_slots == 1:
             return items * self.splits
@@ -132,7 +136,7 @@ class Configuration:
 
     def leftovers(self, items: int, multiprocessors: int) -> int:
         """Items that are cut into pieces."""
-        return max(items - self.item_slots * multiprocessors, 0) if self.pieces else 0
+        return max(items - self.item_slots * multiprocessors, 0) if self.pieces or self.shared_item else 0
 
     def stored_items(self, items: int, multiprocessors: int) -> int:
         """Items whose partials meet in the workspace: all where splits are no cluster, else the leftovers."""
@@ -142,11 +146,14 @@ class Configuration:
 
     def workspace_bytes(self, problem: Problem, multiprocessors: int) -> int:
         """Float32 partials [stored items, pieces or splits, group, 128] and their (maximum, sum) pairs."""
-        partials = self.stored_items(problem.items, multiprocessors) * (self.pieces or self.splits)
+        parts = self.item_slots if self.shared_item else self.pieces or self.splits
+        partials = self.stored_items(problem.items, multiprocessors) * parts
         return partials * problem.group * (128 + 2) * 4
 
     def counters(self, items: int, multiprocessors: int) -> int:
         """Arrivals at the workspace that are counted apart: of an item's warps, or of a leftover's."""
+        if self.shared_item:  # within a CTA
+            return 0
         warps = self.warps_per_page if self.pieces else self.item_warps
         return self.stored_items(items, multiprocessors) * warps
 

@@ -10,6 +10,7 @@
 #include "control.cuh"
 #include "opaque.cuh"
 #include "portable_pairs.cuh"
+#include "portable_shared.cuh"
 
 namespace {
 
@@ -101,7 +102,11 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
   // Warps that begin with a piece of a leftover know their own item by what others list.
   const bool on_piece = has_leftover && page_slot >= kOtherSlots;
   if (on_piece) item_index = first_leftover() + leftover;
-  Item item = item_without_request(args, item_index);
+  // All warps of a slot begin with a shared item, and one lists the slot's own besides.
+  const bool has_shared = has_shared_item(args), lists_own = kSharedItem && part == kOwnLister;
+  Item own = item_without_request(args, item_index);
+  if (has_shared) item_index = first_leftover() + blockIdx.x;
+  Item item = kSharedItem ? item_without_request(args, item_index) : own;
   u32 lane16 = lane * 16;
   RingLanes lanes = ring_lanes(place.ring, lane);
   int pages, first = split * kPageSlots + page_slot;
@@ -120,17 +125,22 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
     if constexpr (kClusterMerge) open_inbox(slot.fixed, thread == 0);
     if constexpr (kPairs) open_pair(slot.fixed, warp == kWarpsPerPage && lane == 0);  // it has least to do
     const SelectedIds ids = load_ids(args, item, lane);
+    SelectedIds own_ids = {};
+    if (lists_own) own_ids = load_ids(args, own, lane);
     if constexpr (kIdsFirst) find_request(args, item);
+    if constexpr (kSharedItem) find_request(args, own);
     // Into the second stage, whose page is requested when these copies have come with the first.
     if constexpr (kManyPages) bring_page_ids(args, item, place.ring + kStageBytes + lane * 4);
     const int seqused = load_seqused(args, item);
+    int own_seqused = 0;
+    if (lists_own) own_seqused = load_seqused(args, own);
     // Queries: eight threads a head. Those of the slot's own item are the first page slot's, whose warps are
     // oldest and so issue first, and a leftover's the last one's, or the second one's of pairs: it has least
     // to do, and the last one most.
     const bool of_leftover =
         kPairs ? has_leftover && page_slot == 1 : on_piece && page_slot == kPageSlots - 1;
     const bool brings_queries = !kLeftovers || warp < kWarpsPerPage || of_leftover;
-    Item asked = item;
+    Item asked = kSharedItem ? own : item;
     if (kPairs && of_leftover) asked = item_without_request(args, first_leftover() + leftover);
     const int head = kLeftovers ? (brings_queries ? (thread >> 3) % kHeads : kHeads) : thread >> 3;
     const int query_index = thread & 7;
@@ -140,8 +150,15 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
 #pragma unroll
     for (int i = 0; i < kStagings; ++i)
       query[i] = load_query(args, asked, head < kHeads ? head + i * kHeadsAtOnce : args.group, query_index);
+    const bool stages_shared = has_shared && part == kSharedStager;
+    const int shared_head = place.item_slot * (kHeads / kItemSlots) + (lane >> 3);
+    QueryPart shared_query;
+    if constexpr (kSharedItem)
+      shared_query = load_query(args, item, stages_shared ? shared_head : args.group, query_index);
     if constexpr (kManyPages) fill_table(smem, threadIdx.x);
     selection = load_pages(args, item, ids, seqused);
+    Selection own_selection;
+    if (lists_own) own_selection = load_pages(args, own, own_ids, own_seqused);
     const SourceLanes from_lanes = source_lanes(lane16, part);
     const PartSources sources = part_sources(args, item.kv_head, from_lanes);
     if constexpr (kTable && kLateQueries && !kManyPages) fill_table(smem, threadIdx.x);
@@ -154,6 +171,7 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
 #pragma unroll
       for (int i = 0; i < kStagings; ++i)
         stage_head(args, query[i], head + i * kHeadsAtOnce, query_index, place.queries, slot.fixed, of);
+      if (stages_shared) stage_shared_head(args, shared_query, shared_head, query_index, smem);
     };
     if constexpr (!kLateQueries) stage_queries();
 
@@ -166,6 +184,7 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
       first = piece;
     else if (kPairs && page_slot >= kOtherSlots)
       first = turns * kOtherSlots + page_slot;
+    if (has_shared) first = place.item_slot;
 #pragma unroll
     for (int s = 0; s < kFirstPages; ++s) {
       const int rank = first + s * kPageStride;
@@ -187,6 +206,13 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
     if constexpr (kLeftovers) {
       if (part == 0 && (on_piece || page_slot == 0))
         list_turns(args, item, selection, slot, has_leftover, on_piece, piece, page_slot, turns, lane);
+    } else if constexpr (kSharedItem) {
+      if (threadIdx.x == 0) ptx::mbarrier_init(smem + kSharedArrival, kItemSlots);
+      if (has_shared && part == 0) list_part(args, item, selection, slot, place.item_slot, lane);
+      if (lists_own) {
+        rank_pages(args, own_selection, lane);
+        list_own(args, own, own_selection, slot, !has_shared, lane);
+      }
     } else {
       if (warp == 0) list_item(args, item, selection, slot, lane);
     }
@@ -205,6 +231,10 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
   if constexpr (kLeftovers) {  // from here on places in the page slot's list
     pages = static_cast<int>(ptx::ld_shared_u32(slot.fixed + kSlotEnds + page_slot * 8));
     first = static_cast<int>(ptx::ld_shared_u32(slot.fixed + kSlotFirsts + page_slot * 4));
+  }
+  if constexpr (kSharedItem) {
+    first = static_cast<int>(ptx::ld_shared_u32(slot.fixed + kSlotFirst));
+    pages = has_shared ? kOwnPlace : static_cast<int>(ptx::ld_shared_u32(slot.fixed + kSlotPages));
   }
   if constexpr (kLateValues) {
     if (first < pages && (!kLeftovers || ptx::ld_shared_u32(slot.fixed + kSlotVisible + first * 4) != 0)) {
@@ -233,7 +263,7 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
                       slot.fixed + kSlotScales,
                       slot.warp_stats(warp),
                       lane16};
-  if constexpr (kFirstPages < kStages && !kManyPages) {
+  if constexpr (kFirstPages < kStages && !kManyPages && !kSharedItem) {
     if constexpr (kGradualStart || kSecondBehindScores) ptx::cp_async_wait_group<kPageGroups - 1>();
 #pragma unroll
     for (int s = kFirstPages; s < kStages && !kSecondBehindScores; ++s) {
@@ -263,6 +293,10 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
     at.queries += kQueryBytes;
     at.scales += kScaleBytes;
   }
+  if (has_shared) {
+    at.queries = smem + kSharedQueries;
+    at.scales += kScaleBytes;
+  }
   const auto queries = queries_for_all_pages({at.queries + lane16});
   Inbox inbox[2];  // a row's
   if constexpr (kDirectSlices) {
@@ -283,6 +317,12 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
     }
   };
   const auto turn_of = [](u32 stage) { return kTurns == 1 || stage == 0 ? 0 : 1; };
+  const auto is_listed = [&](int rank) {
+    if constexpr (kSharedItem)  // an own item's end is not at hand, and behind it are places without tokens
+      return ptx::ld_shared_u32(slot.fixed + kSlotVisible + rank * 4) != 0;
+    else
+      return rank < pages;
+  };
   auto request_after = [&](int rank, u32 stage) {
     if constexpr (kLeftovers) {  // one register less in the loop
       u32 lane_now = lane16 >> 4;
@@ -290,7 +330,7 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
       lanes = ring_lanes(place.ring, lane_now);
     }
     constexpr int kAhead = kStages / kTurns * kPageStride;
-    if (rank + kAhead < pages)
+    if (is_listed(rank + kAhead))
       request_listed(lanes, stage, slot, rank + kAhead, source_lanes(lane16, part), turn_of(stage));
     else
       request_nothing();
@@ -301,7 +341,7 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
       if (!begins) return;
       if constexpr (kTurns == 2)  // of the same page
         request_listed(lanes, kStageBytes, slot, rank, source_lanes(lane16, part), turn_of(kStageBytes));
-      else if (rank + kPageStride < pages)
+      else if (is_listed(rank + kPageStride))
         request_listed(lanes, kStageBytes, slot, rank + kPageStride, source_lanes(lane16, part));
       else
         request_nothing();
@@ -343,7 +383,7 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
         wait_for_values();  // the next copies go where these do
       }
       __syncwarp();
-      if constexpr (!kLeftovers) request_after(rank, stage);
+      if constexpr (!kLeftovers && !kSharedItem) request_after(rank, stage);
     }
   };
   if constexpr (kLeftovers) {
@@ -379,6 +419,34 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
       begin_item();
       at.queries -= kQueryBytes;
       at.scales -= kScaleBytes;
+    }
+  } else if constexpr (kSharedItem) {
+    // The slot's part of the shared item, then its own item; each begins with the first stage.
+    int rank = first;
+#pragma unroll 1
+    while (true) {
+      ptx::cp_async_wait_group<kPageGroups - 1>();
+      if (rank < pages) {
+        step(rank, 0, true);
+        request_after(rank, 0);
+      }
+      for (++rank; rank < pages; rank += 2) {
+        step(rank, kStageBytes, false);
+        if (rank + 1 >= pages) break;
+        request_after(rank, kStageBytes);
+        step(rank + 1, 0, false);
+        request_after(rank + 1, 0);
+      }
+      if (at.queries == place.queries) break;
+      u32 lane_now = lane16 >> 4;
+      ptx::opaque(lane_now);
+      store_part(args, state, smem, slot, place.page_ring + kStageBytes, place.item_slot,
+                 threadIdx.x / 32 % kItemWarps, lane_now);
+      begin_item();
+      at.queries = place.queries;
+      at.scales -= kScaleBytes;
+      rank = kOwnPlace;
+      pages = static_cast<int>(ptx::ld_shared_u32(slot.fixed + kSlotPages));
     }
   } else if constexpr (kRolledLoop) {
     u32 stage = 0;
@@ -438,6 +506,7 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
       merge_divided(own, slot, place.page_ring, page_slot, part, lane_now);
     } else {
       publish_warp(state, slot, place.ring, warp, lane_now);
+      if (has_shared_item(args)) merge_parts(args, smem, slot);
       if constexpr (kPageSlots > 1) {
         page_sync(place.item_slot * kPageSlots + page_slot);
         merge_page(slot, place.page_ring, page_slot, thread_now % (32 * kWarpsPerPage));

@@ -149,7 +149,7 @@ __device__ __forceinline__ void list_item(const Arguments& args, const Item& ite
       others += __popc(other_lanes);
     }
   }
-  list_pages(args, item, s, slot, [](int rank) { return rank; });
+  list_pages(args, item, s, slot, [](int rank) { return kOwnPlace + rank; });
 }
 
 // ---- Queries
