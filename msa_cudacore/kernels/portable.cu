@@ -425,6 +425,10 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
     int rank = first;
 #pragma unroll 1
     while (true) {
+      // Each item its own, or ptxas would work them out in the page loop.
+      ptx::opaque(lane16);
+      ptx::opaque(at.values);
+      at.lane16 = lane16;
       ptx::cp_async_wait_group<kPageGroups - 1>();
       if (rank < pages) {
         step(rank, 0, true);
