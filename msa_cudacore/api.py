@@ -287,8 +287,9 @@ def msa_nvfp4_decode_workspace_size(
         problem = Problem(batch, seqlen_q, num_kv_heads * group, num_kv_heads, topk, max_pages, num_pages=1)
         return program.plan(problem, facts, forced).workspace_bytes
 
-    # A smaller batch may be split where a larger one is not; with more items than this, none is unless forced.
-    most_items = 4 * facts.multiprocessors if facts is not None else 0
+    # A smaller batch may be split, or share an item among the slots of a CTA, where a larger one does not; with
+    # more items than this, none does unless forced.
+    most_items = 5 * facts.multiprocessors if facts is not None else 0
     batches = {batch, *range(1, min(batch, most_items // (num_kv_heads * seqlen_q) + 1))}
     return max(need(*sizes) for sizes in itertools.product(batches, range(topk + 1)))
 

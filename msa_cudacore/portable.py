@@ -204,9 +204,12 @@ def _fill(items: int, pages: int, multiprocessors: int, roomy: bool, ids_per_lan
         pieces, piece_slots = _pieces(items - 2 * multiprocessors, 2 * multiprocessors, pages)
         if piece_slots == 1:
             return Configuration(2, 1, False, 1, item_slots=2, table=True, pieces=pieces, piece_slots=1)
+        # A fifth item on every SM, of which each of four slots takes a part, where it has that many pages.
+        more = items > 4 * multiprocessors
+        if more and items <= 5 * multiprocessors and pages >= 4:
+            return Configuration(1, 1, False, 1, item_slots=4, table=True, shared_item=True)
         # With more items than slots, CTAs come in rounds. Eight items side by side are one round instead of
         # two; with seven, two of the four schedulers are as busy as with eight.
-        more = items > 4 * multiprocessors
         full = -items % (8 * multiprocessors) < multiprocessors
         if more and ids_per_lane == 1 and (full or items <= 6 * multiprocessors):
             return Configuration(1, 1, False, 1, item_slots=8, warps_per_page=2, table=True)
@@ -303,7 +306,8 @@ class PortableProgram:
             workspace_bytes=configuration.workspace_bytes(problem, device.multiprocessors),
             description=(
                 f"portable({exact_arch(device.compute_capability)}, item_slots={configuration.item_slots}"
-                f"{' for many items' if configuration.many_items else ''}, "
+                f"{' for many items' if configuration.many_items else ''}"
+                f"{' that share one more' if configuration.shared_item else ''}, "
                 f"page_slots={configuration.page_slots}, warps_per_page={configuration.warps_per_page}"
                 f"{', table' if configuration.table else ''}"
                 f"{', cooperative' if configuration.cooperative else ''}"

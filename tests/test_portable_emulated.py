@@ -59,17 +59,23 @@ class Program:
         kind += f"-pieces{c.pieces}on{c.piece_slots}" if c.pieces else ""
         kind += "-pairs" if c.pairs else ""
         kind += "-many" if c.many_items else ""
+        kind += "-shared" if c.shared_item else ""
         return (
             f"{self.arch}-items{c.item_slots}-pages{c.page_slots}x{c.warps_per_page}-splits{c.splits}"
             f"{merge}{kind}-ids{32 * c.ids_per_lane}"
         )
 
+    @property
+    def sharers(self) -> int:
+        """Item slots that begin with pieces of the same leftover, where there are any."""
+        c = self.configuration
+        return c.item_slots if c.shared_item else c.pieces // max(c.piece_slots, 1)
+
     def fitted(self, items: int) -> Program:
         """With as many item slots as it takes to begin with the pieces of all leftovers."""
-        c = self.configuration
-        if not c.pieces or not self.fits:
+        c, sharers = self.configuration, self.sharers
+        if not sharers or not self.fits:
             return self
-        sharers = c.pieces // c.piece_slots
         slots = -(-items * sharers // (sharers + 1))
         multiprocessors = -(-slots // c.item_slots)
         return replace(self, multiprocessors=-(-multiprocessors // c.cluster) * c.cluster)
@@ -96,7 +102,7 @@ def choices() -> dict[Configuration, tuple[str, ...]]:
     topks, pages, splits = (1, 2, 3, 5, 9, 64), (1, 2, 3, 5, 9), (None, 1, 2, 4, 8)
     items = (
         1, 2, 5, 8, 9, 16, 17, 24, 33, 40, 60, 64, 72, 80, 100, 128, 140, 160, 180, 200, 270, 280, 300, 400,
-        600, 850,
+        600, 700, 850,
     )
     for facts, topk, max_pages, count, factor in itertools.product(DEVICES, topks, pages, items, splits):
         problem = Problem(count, 1, 4, 1, topk, max_pages, 1)
@@ -215,14 +221,13 @@ def bits(results: tuple[np.ndarray, np.ndarray]) -> tuple[bytes, bytes]:
 
 def fitting_case(rng: np.random.Generator, program: Program, most_ctas: int = 8, **options: Any) -> Case:
     """A hostile random problem of few CTAs, with a top-k that the program's id width serves."""
-    wide, pieces = program.configuration.ids_per_lane == 2, program.configuration.pieces
+    wide, sharers = program.configuration.ids_per_lane == 2, program.sharers
     options.setdefault("topk", int(rng.choice([33, 40, 64] if wide else [1, 2, 3, 7, 8, 15, 16, 16, 17, 32])))
     most = max(most_ctas // program.configuration.splits, 1)
     kv_heads = int(rng.choice([n for n in (1, 2, 3) if n <= most]))
     seqlen_q = int(rng.choice([n for n in (1, 1, 2, 3, 5) if n * kv_heads <= most]))
     options = {"num_kv_heads": kv_heads, "seqlen_q": seqlen_q, "work": 30} | options
-    if pieces:  # one or two leftovers
-        sharers = pieces // program.configuration.piece_slots
+    if sharers:  # one or two leftovers
         batch = sharers + int(rng.integers(1, 3)) if sharers > 2 else int(rng.integers(3, 8))
         options |= {"num_kv_heads": 1, "seqlen_q": 1, "group": int(rng.choice([1, 3, 16])), "work": 100}
         options["lengths"] = rng.integers(0, 128 * options.get("max_pages", 10), batch)
@@ -354,6 +359,7 @@ LEFTOVERS = [
     Program(Configuration(4, 1, False, 1, table=True, pieces=4, piece_slots=2), "sm_90a"),
     Program(Configuration(2, 1, False, 1, item_slots=2, table=True, pieces=4, piece_slots=1), "sm_90a"),
     Program(Configuration(4, 1, False, 1, table=True, pieces=4, piece_slots=2, pairs=True), "sm_90a"),
+    Program(Configuration(1, 1, False, 1, item_slots=4, table=True, shared_item=True), "sm_90a"),
 ]
 COUNTED = [
     Program(Configuration(1, 2, False, 1, cooperative=True), "sm_86"),
@@ -366,8 +372,7 @@ def leftover_case(rng: np.random.Generator, program: Program, pages: int, **opti
     """One item more than there are slots: the last, of that many pages. The others have 16, enough for slots
     with pieces to take some of them.
     """
-    c = program.configuration
-    lengths = [*rng.integers(15 * 128, 16 * 128, c.pieces // c.piece_slots), max(128 * pages - 5, 0)]
+    lengths = [*rng.integers(15 * 128, 16 * 128, program.sharers), max(128 * pages - 5, 0)]
     case = random_case(rng, seqlen_q=1, num_kv_heads=1, topk=16, lengths=lengths, hostile=False, **options)
     case.q2k_indices[...] = np.arange(16)
     return replace(case, expected_out=None, expected_lse=None)
@@ -389,11 +394,12 @@ def test_a_leftover_of_more_pages_than_the_table_is_wide(program, topk, rng):
     if program.configuration.pairs and topk > 32:
         pytest.skip("pairs have lists of 32 pages")
     c = replace(program.configuration, ids_per_lane=1 if topk <= 32 else 2)
-    lengths = np.full(c.pieces // c.piece_slots + 1, c.pieces * 128)
+    pieces = c.pieces or c.item_slots
+    lengths = np.full(program.sharers + 1, pieces * 128)
     case = random_case(rng, seqlen_q=1, num_kv_heads=1, topk=topk, lengths=lengths, group=5, hostile=False)
-    ids = rng.integers(0, c.pieces, case.q2k_indices.shape).astype(np.int32)
+    ids = rng.integers(0, pieces, case.q2k_indices.shape).astype(np.int32)
     case = replace(
-        case, q2k_indices=ids, page_table=case.page_table[:, : c.pieces], expected_out=None, expected_lse=None
+        case, q2k_indices=ids, page_table=case.page_table[:, :pieces], expected_out=None, expected_lse=None
     )
     check(case, replace(program, configuration=c), "random", topk)
 
@@ -423,10 +429,28 @@ def test_pairs_with_and_without_a_leftover(ctas, schedule, rng):
     assert out[:ctas].tobytes() == alone_out.tobytes() and lse[:ctas].tobytes() == alone_lse.tobytes()
 
 
+@pytest.mark.parametrize("schedule", ["random", "eager", "late"])
+@pytest.mark.parametrize("ctas, items", [(2, 9), (3, 13), (2, 10)])
+def test_ctas_with_and_without_a_shared_item(ctas, items, schedule, rng):
+    """The last ones have none; all slots' own items have the same bits as those of slots that share nothing."""
+    case = random_case(
+        rng, seqlen_q=1, num_kv_heads=1, topk=13, lengths=rng.integers(0, 20 * 128, items), group=16
+    )
+    program = replace(SHARED, multiprocessors=ctas, fits=False)
+    check(case, program, schedule, items)
+    own = 4 * ctas
+    alone = replace(
+        case, q=case.q[:own], q2k_indices=case.q2k_indices[:, :own], page_table=case.page_table[:own],
+        seqused_k=case.seqused_k[:own], expected_out=None, expected_lse=None,
+    )
+    (out, lse), (alone_out, alone_lse) = launch(case, program), launch(alone, FOUR_ITEMS)
+    assert out[:own].tobytes() == alone_out.tobytes() and lse[:own].tobytes() == alone_lse.tobytes()
+
+
 @pytest.mark.parametrize("program", COUNTED, ids=str)
 def test_launches_after_one_another_leave_the_counters_at_zero(program, rng):
     """Whichever CTA comes last, and whatever was in the workspace."""
-    if program.configuration.pieces:
+    if program.sharers:
         case = leftover_case(rng, program, 7)
     else:
         case = random_case(rng, seqlen_q=1, num_kv_heads=1, topk=6, lengths=[700, 0], hostile=False)
@@ -455,7 +479,7 @@ def test_a_selection_that_changes_during_a_launch_does_not_spoil_the_next(progra
     from msa_cudacore.ptx import emulator
 
     checks = emulator.Checks(uninitialised=False)
-    if program.configuration.pieces:
+    if program.sharers:
         case = leftover_case(rng, program, 16)
     else:
         case = random_case(rng, seqlen_q=1, num_kv_heads=1, topk=16, lengths=[2048] * 3, hostile=False)
@@ -490,7 +514,7 @@ def test_hard_arithmetic(name, program, rng):
 )
 def test_hard_arithmetic_of_a_leftover(name, program, rng):
     """Every request as often as it takes for some to be cut into pieces."""
-    case, n = HARD[name](rng), program.configuration.pieces // program.configuration.piece_slots + 1
+    case, n = HARD[name](rng), program.sharers + 1
     times = {"q": (n, 1, 1), "q2k_indices": (1, n, 1), "page_table": (n, 1), "seqused_k": (n,)}
     arrays = {array: np.tile(getattr(case, array), often) for array, often in times.items()}
     case = replace(case, **arrays, expected_out=None, expected_lse=None)
@@ -548,7 +572,7 @@ SIDE_BY_SIDE = Program(Configuration(2, 1, False, 1, cooperative=True), "sm_90a"
 MANY_PAGES = Program(Configuration(2, 2, True, 1, table=True, cooperative=True), "sm_90a")
 WORKSPACE = Program(Configuration(1, 2, False, 1), "sm_86")
 
-ONE_PIECE, TWO_PIECES, TWO_ITEMS, PAIRS = LEFTOVERS
+ONE_PIECE, TWO_PIECES, TWO_ITEMS, PAIRS, SHARED = LEFTOVERS
 
 ARRIVAL = "ptx::atom_inc_acq_rel_gpu_u32(counter, kStored - 1)"
 
@@ -683,6 +707,24 @@ FAULTS = {
         PAIRS, "rank == 0 ? merged[1][half] : merged[0][half];\n    ptx",
         "rank == 0 ? merged[0][half] : merged[1][half];\n    ptx"),
     "pairs: page slots have merged before they do": (PAIRS, "item_sync(place.item_slot);", ""),
+    "shared: the first page of an item has arrived": (
+        SHARED, "ptx::cp_async_wait_group<kPageGroups - 1>();\n      if (rank", "if (rank"),
+    "shared: behind an odd number of pages is a place without tokens": (
+        SHARED, "if (lane >= pages && first + lane < kOwnPlace)", "if (false)"),
+    "shared: every slot has the scales": (SHARED, "if (index < kItemSlots)", "if (index == 0)"),
+    "shared: an item has its own scales": (SHARED, "at.scales -= kScaleBytes;\n      rank", "rank"),
+    "shared: an item begins with sums of its own": (SHARED, "begin_item();\n      at.queries", "at.queries"),
+    "shared: a part has left the stage": (
+        SHARED, "page_sync(item_slot * kPageSlots + page_slot);  // nobody reads", "// nobody reads"),
+    "shared: a part goes to its own place": (
+        SHARED, "warp, lane, blockIdx.x, item_slot);", "warp, lane, blockIdx.x, 0);"),
+    "shared: all parts are told": (
+        SHARED, "if (warp == 0 && lane == 0) ptx::mbarrier_arrive(smem + kSharedArrival);", ""),
+    "shared: all parts are there before they merge": (
+        SHARED, "ptx::mbarrier_wait_parity(smem + kSharedArrival, 0);", ""),
+    "shared: the wait is for all slots": (
+        SHARED, "ptx::mbarrier_init(smem + kSharedArrival, kItemSlots);",
+        "ptx::mbarrier_init(smem + kSharedArrival, 1);"),
 }
 
 
@@ -693,7 +735,7 @@ def test_a_planted_fault_is_noticed(fault, rng):
     program, original, replacement = FAULTS[fault]
     text = source(program.configuration)
     assert text.count(original) >= 1, "the line stands no more in the source"
-    if program.configuration.pieces:
+    if program.sharers:
         case = leftover_case(rng, program, 3, group=16)
         # A head's scale is a power of two by its largest query: no two items have the same ones.
         case.q[...] = case.q.astype(np.float32) * 2.0 ** rng.integers(-2, 3, (*case.q.shape[:2], 1))

@@ -65,24 +65,28 @@ def test_pairs_of_ctas_share_leftovers_where_clusters_of_two_take_all_multiproce
 
 
 def test_more_items_than_four_for_each_multiprocessor():
-    """Eight side by side, or slots that go on by themselves where a round of CTAs would not be full."""
+    """One more that the slots of a CTA share; eight side by side, or slots that go on by themselves where a
+    round of CTAs would not be full.
+    """
 
     def chosen(items, **sizes):
         c = choose_configuration(problem(batch=items, hkv=1, **sizes), device())
-        return "goes on" if c.many_items else c.item_slots
+        return "goes on" if c.many_items else "shared" if c.shared_item else c.item_slots
 
-    assert [chosen(items) for items in (528, 529, 792, 793, 924, 925, 1024, 1056, 1057, 2000, 2112)] == [
-        4, 8, 8, "goes on", "goes on", 8, 8, 8, "goes on", 8, 8,
+    assert [chosen(items) for items in (528, 529, 660, 661, 792, 793)] == [4, "shared", "shared", 8, 8, "goes on"]
+    assert [chosen(items) for items in (924, 925, 1024, 1056, 1057, 2000, 2112)] == [
+        "goes on", 8, 8, 8, "goes on", 8, 8,
     ]
-    # Eight items have no room for more than 32 ids each.
-    assert [chosen(items, topk=33) for items in (528, 529, 924, 925, 1056, 1057)] == [
-        4, "goes on", "goes on", 4, 4, "goes on",
+    # A shared item has a page for each slot; eight items have no room for more than 32 ids each.
+    assert [chosen(600, max_pages=pages) for pages in (3, 4)] == [8, "shared"]
+    assert [chosen(items, topk=33) for items in (528, 529, 660, 661, 924, 925, 1056, 1057)] == [
+        4, "shared", "shared", "goes on", "goes on", 4, 4, "goes on",
     ]
 
     def ctas(items):
         return choose_configuration(problem(batch=items, hkv=1), device()).ctas(items, 132)
 
-    assert [ctas(items) for items in (528, 768, 850, 1024, 2000)] == [132, 132, 132, 132, 250]
+    assert [ctas(items) for items in (528, 529, 768, 850, 1024, 2000)] == [132, 132, 132, 132, 132, 250]
     # A row has the same bits in every batch: the configuration depends on nothing else.
     for items in (768, 850):
         assert choose_configuration(problem(batch=items, hkv=1), device(), 1).item_slots == 4
@@ -133,6 +137,10 @@ def test_workspace_is_for_partials_that_no_cluster_merges():
     assert program.plan(sizes, device((8, 0)), 1).workspace_bytes == 0
     leftovers = problem(batch=150, hkv=1)
     assert program.plan(leftovers, device(), None).workspace_bytes == 18 * 4 * 16 * (128 + 2) * 4
+    # Shared items meet there, too, but in a CTA of their own, which needs no counters in memory.
+    shared = problem(batch=150)
+    assert program.plan(shared, device(), None).workspace_bytes == 72 * 4 * 16 * (128 + 2) * 4
+    assert choose_configuration(shared, device()).counters(shared.items, 132) == 0
 
 
 @given(
@@ -161,7 +169,8 @@ def test_every_configuration_fits_its_device(
     assert chosen.many_items or ctas * chosen.item_slots >= (items - leftovers) * chosen.splits
     assert ctas <= items * chosen.splits
     assert leftovers * chosen.pieces <= ctas * chosen.item_slots * chosen.piece_slots
-    assert (leftovers > 0) == (chosen.pieces > 0)
+    assert (leftovers > 0) == (chosen.pieces > 0 or chosen.shared_item)
+    assert not chosen.shared_item or leftovers <= ctas
 
 
 @given(batch=st.integers(1, 300), other=st.integers(1, 300), splits=st.sampled_from(SPLITS))
@@ -280,7 +289,7 @@ def test_the_stated_workspace_size_is_the_largest_need(ampere, batch, splits):
     assert batch == 0 or splits in (None, 1) or size > 0
 
 
-@pytest.mark.parametrize("items", [1, 15, 16, 32, 66, 133, 148, 149, 198, 199, 265, 298, 330, 331, 768, 10**6])
+@pytest.mark.parametrize("items", [1, 15, 16, 32, 66, 133, 149, 198, 199, 265, 298, 331, 529, 660, 768, 10**6])
 def test_the_stated_workspace_size_serves_smaller_batches_too(monkeypatch, items):
     """Sixteen items merge through a workspace where 66 and 768 do not."""
     hopper = device()
