@@ -126,8 +126,10 @@ class Configuration:
 
     def ctas(self, items: int, multiprocessors: int) -> int:
         """Grid size. With item slots, items are spread over the multiprocessors before the slots fill up."""
-        if self.pieces or self.shared_item:
+        if self.pieces:
             return multiprocessors
+        if self.shared_item:  # rounds of CTAs that leave at most one item for each multiprocessor
+            return multiprocessors * max((items - 1) // (self.item_slots * multiprocessors), 1)
         if self.item_slots == 1:
             return items * self.splits
         if self.many_items:
@@ -136,7 +138,9 @@ class Configuration:
 
     def leftovers(self, items: int, multiprocessors: int) -> int:
         """Items that are cut into pieces."""
-        return max(items - self.item_slots * multiprocessors, 0) if self.pieces or self.shared_item else 0
+        if not self.pieces and not self.shared_item:
+            return 0
+        return max(items - self.item_slots * self.ctas(items, multiprocessors), 0)
 
     def stored_items(self, items: int, multiprocessors: int) -> int:
         """Items whose partials meet in the workspace: all where splits are no cluster, else the leftovers."""
