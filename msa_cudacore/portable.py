@@ -150,9 +150,10 @@ class Configuration:
 
     def workspace_bytes(self, problem: Problem, multiprocessors: int) -> int:
         """Float32 partials [stored items, pieces or splits, group, 128] and their (maximum, sum) pairs."""
-        parts = self.item_slots if self.shared_item else self.pieces or self.splits
-        partials = self.stored_items(problem.items, multiprocessors) * parts
-        return partials * problem.group * (128 + 2) * 4
+        stored = self.stored_items(problem.items, multiprocessors)
+        if self.shared_item:  # of all heads, as lanes hold them
+            return stored * self.item_slots * _HEADS * (128 + 2) * 4
+        return stored * (self.pieces or self.splits) * problem.group * (128 + 2) * 4
 
     def counters(self, items: int, multiprocessors: int) -> int:
         """Arrivals at the workspace that are counted apart: of an item's warps, or of a leftover's."""

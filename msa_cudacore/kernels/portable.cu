@@ -510,7 +510,8 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
       merge_divided(own, slot, place.page_ring, page_slot, part, lane_now);
     } else {
       publish_warp(state, slot, place.ring, warp, lane_now);
-      if (has_shared_item(args)) merge_parts(args, smem, slot);
+      if (place.item_slot == kItemSlots - 1 && has_shared_item(args))
+        merge_parts(args, smem, slot, part, lane_now);
       if constexpr (kPageSlots > 1) {
         page_sync(place.item_slot * kPageSlots + page_slot);
         merge_page(slot, place.page_ring, page_slot, thread_now % (32 * kWarpsPerPage));

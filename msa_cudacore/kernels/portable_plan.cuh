@@ -46,8 +46,7 @@ constexpr int kPageStride = kLeftovers ? 1 : kPageSlots * kSplits;
 constexpr int kMaxTopk = 32 * kIdsPerLane;
 constexpr bool kSplit = kSplits > 1;
 constexpr bool kWorkspaceMerge = kSplit && !kClusterMerge;
-// Partials of an item in the workspace.
-constexpr int kStored = kLeftovers ? kPieces : kSharedItem ? kItemSlots : kSplits;
+constexpr int kStored = kLeftovers ? kPieces : kSplits;  // partials of an item in the workspace
 
 // ---- Register budget: follows from the configuration and the architecture
 //

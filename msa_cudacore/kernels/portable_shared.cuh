@@ -55,20 +55,120 @@ __device__ __forceinline__ void list_own(const Arguments& args, const Item& item
   list_item(args, item, s, slot, lane);
 }
 
-// The partial of a slot's warps, and that it is there.
-__device__ __forceinline__ void store_part(const Arguments& args, const WarpState& state, SharedAddress smem,
-                                           const SlotAddresses& slot, SharedAddress stage, u32 item_slot,
-                                           int warp, int lane) {
-  store_piece_half<0>(args, state, slot, stage, item_slot, warp, lane, blockIdx.x, item_slot);
-  store_piece_half<1>(args, state, slot, stage, item_slot, warp, lane, blockIdx.x, item_slot);
-  if (warp == 0 && lane == 0) ptx::mbarrier_arrive(smem + kSharedArrival);
+// Where a slot's partial is in the workspace: sums as the lanes of a warp hold them, [16][32 lanes][16 bytes],
+// and (origin, sum) of every head.
+constexpr u32 kPartSums = kHeads * kHeadDim * 4, kPartBytes = kPartSums + kHeads * 8;
+
+__device__ __forceinline__ u8* stored_part(const Arguments& args, u32 item_slot) {
+  return args.workspace + static_cast<u64>(blockIdx.x * kItemSlots + item_slot) * kPartBytes;
 }
 
-// A slot's share of the result.
+// Half of the sums, two of every four, in the stage that the slot's last page has left: one of the other page's
+// copies is on its way into the other.
+template <int half>
+__device__ __forceinline__ void publish_half(const WarpState& state, SharedAddress at) {
+#pragma unroll
+  for (int o = 0; o < 16; ++o) {
+    if (o / 2 % 2 != half) continue;
+    const float (&x)[4] = state.out[o];
+    ptx::st_shared_v4_f32(at + (o / 4 * 2 + o % 2) * 512, x[0], x[1], x[2], x[3]);
+  }
+}
+
+// Each warp merges its quarter of what all four of the slot have published.
+template <int half>
+__device__ __forceinline__ void store_half(const float (&factor)[2][kWarpsPerPage], SharedAddress page_stage,
+                                           u8* to, u32 part, int lane) {
+#pragma unroll
+  for (u32 i = 0; i < 2; ++i) {
+    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+    for (u32 w = 0; w < kWarpsPerPage; ++w) {
+      const float4 x = ptx::ld_shared_v4_f32(page_stage + w * kWarpRingBytes + (part * 2 + i) * 512 + lane * 16);
+      sum.x = fmaf(factor[0][w], x.x, sum.x);
+      sum.y = fmaf(factor[0][w], x.y, sum.y);
+      sum.z = fmaf(factor[1][w], x.z, sum.z);
+      sum.w = fmaf(factor[1][w], x.w, sum.w);
+    }
+    *reinterpret_cast<float4*>(to + (part * 4 + half * 2 + i) * 512 + lane * 16) = sum;
+  }
+}
+
+// The partial of a slot's warps, and that it is there.
+__device__ __forceinline__ void store_part(const Arguments& args, const WarpState& state, SharedAddress smem,
+                                           const SlotAddresses& slot, SharedAddress page_stage, u32 item_slot,
+                                           u32 part, int lane) {
+  const OwnRow mine(slot, part, lane, 1);
+  const SharedAddress at = page_stage + part * kWarpRingBytes + lane * 16;
+  u8* const to = stored_part(args, item_slot);
+  publish_half<0>(state, at);
+  const float own_origin = mine.origin(state);
+  __syncwarp();  // all lanes have their references
+  if ((lane & 2) == 0)
+    ptx::st_shared_v2_f32(slot.warp_stats(part) + mine.head * 8, own_origin, mine.sum(state));
+  page_sync(item_slot);
+  float factor[2][kWarpsPerPage];
+#pragma unroll
+  for (u32 row = 0; row < 2; ++row) {
+    const u32 head = (lane >> 2) + 8 * row;
+    float2 stats[kWarpsPerPage];
+    float origin = kNoOrigin, sum = 0.0f;
+#pragma unroll
+    for (u32 w = 0; w < kWarpsPerPage; ++w) {
+      stats[w] = ptx::ld_shared_v2_f32(slot.warp_stats(w) + head * 8);
+      origin = fmaxf(origin, stats[w].x);
+    }
+#pragma unroll
+    for (u32 w = 0; w < kWarpsPerPage; ++w) {
+      factor[row][w] = ptx::ex2_approx_ftz_f32(stats[w].x - origin);
+      sum = fmaf(factor[row][w], stats[w].y, sum);
+    }
+    if (part == 0 && (lane & 3) == 0)
+      *reinterpret_cast<float2*>(to + kPartSums + head * 8) = make_float2(origin, sum);
+  }
+  store_half<0>(factor, page_stage, to, part, lane);
+  page_sync(item_slot);  // nobody reads the stage any more
+  publish_half<1>(state, at);
+  page_sync(item_slot);
+  store_half<1>(factor, page_stage, to, part, lane);
+  page_sync(item_slot);
+  if (part == 0 && lane == 0) ptx::mbarrier_arrive(smem + kSharedArrival);
+}
+
+// The parts of all slots become the result; by the slot whose warps are youngest, which ends first.
 __device__ __forceinline__ void merge_parts(const Arguments& args, SharedAddress smem,
-                                            const SlotAddresses& slot) {
+                                            const SlotAddresses& slot, u32 part, int lane) {
   const Item item = item_without_request(args, first_leftover() + blockIdx.x);
+  const u32 g = lane >> 2, t = lane & 3;
   ptx::mbarrier_wait_parity(smem + kSharedArrival, 0);
-  merge_stored<kHeads * kHeadDim / kThreads>(args, {item.row, item.kv_head}, blockIdx.x, threadIdx.x,
-                                             slot.fixed + kSlotScales + kScaleBytes);
+  float2 stats[2][kItemSlots];
+  float4 sums[kItemSlots][4];
+#pragma unroll
+  for (u32 s = 0; s < kItemSlots; ++s) {
+    const u8* const from = stored_part(args, s);
+#pragma unroll
+    for (u32 row = 0; row < 2; ++row)
+      stats[row][s] = *reinterpret_cast<const float2*>(from + kPartSums + (g + 8 * row) * 8);
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i)
+      sums[s][i] = *reinterpret_cast<const float4*>(from + (part * 4 + i) * 512 + lane * 16);
+  }
+#pragma unroll
+  for (u32 row = 0; row < 2; ++row) {
+    MergedPart<8, 16> merged = {};
+    merged.head = g + 8 * row;
+    merged.dim = 32 * t + 4 * part;
+    merged.origin = kNoOrigin;
+#pragma unroll
+    for (const float2& of_slot : stats[row]) merged.origin = fmaxf(merged.origin, of_slot.x);
+#pragma unroll
+    for (u32 s = 0; s < kItemSlots; ++s) {
+      const float factor = ptx::ex2_approx_ftz_f32(stats[row][s].x - merged.origin);
+      merged.sum = fmaf(factor, stats[row][s].y, merged.sum);
+      add_row(merged.out, factor, sums[s], row);
+    }
+    if (merged.head < args.group)
+      store_result(result_place(args, {item.row, item.kv_head}, merged.head, merged.dim), merged,
+                   slot.fixed + kSlotScales + kScaleBytes);
+  }
 }
