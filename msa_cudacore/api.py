@@ -283,15 +283,17 @@ def msa_nvfp4_decode_workspace_size(
     program, facts = select("auto", place, ordinal)
     forced = check_splits(splits)
 
-    def need(batch: int, max_pages: int) -> int:
+    def need(batch: int, seqlen_q: int, num_kv_heads: int, max_pages: int) -> int:
         problem = Problem(batch, seqlen_q, num_kv_heads * group, num_kv_heads, topk, max_pages, num_pages=1)
         return program.plan(problem, facts, forced).workspace_bytes
 
-    # A smaller batch may be split, or share an item among the slots of a CTA, where a larger one does not; with
-    # more items than this, none does unless forced.
+    # A smaller batch may be split where a larger one is not; with more items than this, none is unless forced.
+    # Where some items are shared by the slots of a CTA, there are as many as with just this number or fewer.
     most_items = 5 * facts.multiprocessors if facts is not None else 0
-    batches = {batch, *range(1, min(batch, most_items // (num_kv_heads * seqlen_q) + 1))}
-    return max(need(*sizes) for sizes in itertools.product(batches, range(topk + 1)))
+    items = num_kv_heads * seqlen_q
+    sizes = {(each, seqlen_q, num_kv_heads) for each in range(1, min(batch, most_items // items + 1))}
+    sizes |= {(batch, seqlen_q, num_kv_heads), (min(batch * items, most_items), 1, 1)}
+    return max(need(*size, max_pages) for size, max_pages in itertools.product(sizes, range(topk + 1)))
 
 
 def _given(tensor: Tensor) -> Any:

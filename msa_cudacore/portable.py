@@ -84,7 +84,7 @@ class Configuration:
             maxima *= 2  # and sums
         # Queries, visible tokens, scales; barriers, items and ends of lists.
         slot = (2 if self.pieces else 1) * (8 * 512 + max_topk * 4 + _HEADS * 8) + (96 if self.pieces else 64)
-        if self.shared_item:  # lists and scales of two items; queries lie in the table's gaps
+        if self.shared_item:  # scales and lists of a part of it, too
             slot += _HEADS * 8 + (max_topk // self.item_slots + 4) * (4 + 32)
         if self.item_slots == 8 or self.shared_item:  # the queries lie in the table's gaps
             slot += max_topk * 32 + self.item_warps * 128 - 8 * 512
@@ -150,10 +150,9 @@ class Configuration:
 
     def workspace_bytes(self, problem: Problem, multiprocessors: int) -> int:
         """Float32 partials [stored items, pieces or splits, group, 128] and their (maximum, sum) pairs."""
-        stored = self.stored_items(problem.items, multiprocessors)
-        if self.shared_item:  # of all heads, as lanes hold them
-            return stored * self.item_slots * _HEADS * (128 + 2) * 4
-        return stored * (self.pieces or self.splits) * problem.group * (128 + 2) * 4
+        parts = self.item_slots if self.shared_item else self.pieces or self.splits
+        partials = self.stored_items(problem.items, multiprocessors) * parts
+        return partials * problem.group * (128 + 2) * 4
 
     def counters(self, items: int, multiprocessors: int) -> int:
         """Arrivals at the workspace that are counted apart: of an item's warps, or of a leftover's."""
@@ -209,9 +208,9 @@ def _fill(items: int, pages: int, multiprocessors: int, roomy: bool, ids_per_lan
         pieces, piece_slots = _pieces(items - 2 * multiprocessors, 2 * multiprocessors, pages)
         if piece_slots == 1:
             return Configuration(2, 1, False, 1, item_slots=2, table=True, pieces=pieces, piece_slots=1)
-        # A fifth item on every SM, of which each of four slots takes a part, where it has that many pages.
+        # Behind full rounds of four items, a fifth one on some SMs, of which each slot takes a part.
         more = items > 4 * multiprocessors
-        if more and items <= 5 * multiprocessors and pages >= 4:
+        if more and (items - 1) % (4 * multiprocessors) < multiprocessors and pages >= 4:
             return Configuration(1, 1, False, 1, item_slots=4, table=True, shared_item=True)
         # With more items than slots, CTAs come in rounds. Eight items side by side are one round instead of
         # two; with seven, two of the four schedulers are as busy as with eight.

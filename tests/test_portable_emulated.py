@@ -430,15 +430,18 @@ def test_pairs_with_and_without_a_leftover(ctas, schedule, rng):
 
 
 @pytest.mark.parametrize("schedule", ["random", "eager", "late"])
-@pytest.mark.parametrize("ctas, items", [(2, 9), (3, 13), (2, 10)])
-def test_ctas_with_and_without_a_shared_item(ctas, items, schedule, rng):
-    """The last ones have none; all slots' own items have the same bits as those of slots that share nothing."""
+@pytest.mark.parametrize("multiprocessors, items", [(2, 9), (3, 13), (2, 10), (1, 9)])
+def test_ctas_with_and_without_a_shared_item(multiprocessors, items, schedule, rng):
+    """The last ones have none, be they of the same round or of the next; all slots' own items have the same
+    bits as those of slots that share nothing.
+    """
     case = random_case(
         rng, seqlen_q=1, num_kv_heads=1, topk=13, lengths=rng.integers(0, 20 * 128, items), group=16
     )
-    program = replace(SHARED, multiprocessors=ctas, fits=False)
+    program = replace(SHARED, multiprocessors=multiprocessors, fits=False)
     check(case, program, schedule, items)
-    own = 4 * ctas
+    own = 4 * program.configuration.ctas(items, multiprocessors)
+    assert 0 < items - own <= multiprocessors
     alone = replace(
         case, q=case.q[:own], q2k_indices=case.q2k_indices[:, :own], page_table=case.page_table[:own],
         seqused_k=case.seqused_k[:own], expected_out=None, expected_lse=None,

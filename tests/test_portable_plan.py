@@ -74,19 +74,20 @@ def test_more_items_than_four_for_each_multiprocessor():
         return "goes on" if c.many_items else "shared" if c.shared_item else c.item_slots
 
     assert [chosen(items) for items in (528, 529, 660, 661, 792, 793)] == [4, "shared", "shared", 8, 8, "goes on"]
-    assert [chosen(items) for items in (924, 925, 1024, 1056, 1057, 2000, 2112)] == [
-        "goes on", 8, 8, 8, "goes on", 8, 8,
+    assert [chosen(items) for items in (924, 925, 1024, 1056, 1057, 1188, 1189, 1980, 1981, 2112, 2113)] == [
+        "goes on", 8, 8, 8, "shared", "shared", "goes on", "goes on", 8, 8, "shared",
     ]
     # A shared item has a page for each slot; eight items have no room for more than 32 ids each.
     assert [chosen(600, max_pages=pages) for pages in (3, 4)] == [8, "shared"]
-    assert [chosen(items, topk=33) for items in (528, 529, 660, 661, 924, 925, 1056, 1057)] == [
-        4, "shared", "shared", "goes on", "goes on", 4, 4, "goes on",
+    assert [chosen(items, topk=33) for items in (528, 529, 660, 661, 924, 925, 1056, 1057, 1189)] == [
+        4, "shared", "shared", "goes on", "goes on", 4, 4, "shared", "goes on",
     ]
 
     def ctas(items):
         return choose_configuration(problem(batch=items, hkv=1), device()).ctas(items, 132)
 
     assert [ctas(items) for items in (528, 529, 768, 850, 1024, 2000)] == [132, 132, 132, 132, 132, 250]
+    assert [ctas(items) for items in (1057, 1188, 2113)] == [264, 264, 528]
     # A row has the same bits in every batch: the configuration depends on nothing else.
     for items in (768, 850):
         assert choose_configuration(problem(batch=items, hkv=1), device(), 1).item_slots == 4
@@ -306,6 +307,18 @@ def test_the_stated_workspace_size_serves_smaller_batches_too(monkeypatch, items
         size = msa_nvfp4_decode_workspace_size(items, 1, "cuda", topk=topk, group=group)
         assert size == max(needs)
         assert (size > 0) == (items >= (16 if topk > 8 else 133) and topk >= 4)
+
+
+@pytest.mark.parametrize(("kv_heads", "seqlen_q"), [(7, 1), (4, 8)])
+def test_the_stated_workspace_size_serves_shared_items_of_any_smaller_batch(monkeypatch, kv_heads, seqlen_q):
+    """How many items are shared goes up and down with the batch."""
+    monkeypatch.setattr(device_module, "facts", lambda ordinal: device())
+    size = msa_nvfp4_decode_workspace_size(700, kv_heads, "cuda", seqlen_q=seqlen_q)
+    needs = [
+        PortableProgram().plan(problem(batch, seqlen_q, kv_heads), device(), None).workspace_bytes
+        for batch in range(1, 701)
+    ]
+    assert max(needs[: 660 // (kv_heads * seqlen_q)]) < max(needs) <= size == 132 * 4 * 16 * (128 + 2) * 4
 
 
 @pytest.mark.parametrize(

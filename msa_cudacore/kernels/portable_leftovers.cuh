@@ -100,7 +100,7 @@ template <int half>
 __device__ __forceinline__ void store_piece_half(const Arguments& args, const WarpState& state,
                                                  const SlotAddresses& slot, SharedAddress page_stage,
                                                  u32 item_slot, int warp, int lane, u32 leftover, u32 piece) {
-  static_assert(!kLeftovers || kStageBytes >= kHalf * kHeadDim * 4);
+  static_assert(!(kLeftovers || kSharedItem) || kStageBytes >= kHalf * kHeadDim * 4);
   const u32 page_slot = warp / kWarpsPerPage, first = page_slot * kWarpsPerPage;
   const int page_warp = warp % kWarpsPerPage, thread = page_warp * 32 + lane;
   publish_warp<half>(state, slot, page_stage + page_warp * kWarpRingBytes, warp, lane, 1);

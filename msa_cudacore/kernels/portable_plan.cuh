@@ -18,7 +18,7 @@
 //   int  kPieceSlots    page slots of an item slot that begin with a piece: 0, 1 or 2
 //   bool kPairs         two CTAs, a cluster, share a leftover and merge it through distributed shared memory;
 //                       else whoever stores a leftover's last piece into a workspace merges it
-//   bool kSharedItem    an item slot begins with a part of one item more, which all slots of the CTA share
+//   bool kSharedItem    the item slots of a CTA begin with parts of one item more, which they share
 //   bool kCooperative   the warps of a page share their probabilities, and each takes a slice of the value
 //                       dims
 #pragma once
@@ -46,7 +46,8 @@ constexpr int kPageStride = kLeftovers ? 1 : kPageSlots * kSplits;
 constexpr int kMaxTopk = 32 * kIdsPerLane;
 constexpr bool kSplit = kSplits > 1;
 constexpr bool kWorkspaceMerge = kSplit && !kClusterMerge;
-constexpr int kStored = kLeftovers ? kPieces : kSplits;  // partials of an item in the workspace
+// Partials of an item in the workspace.
+constexpr int kStored = kLeftovers ? kPieces : kSharedItem ? kItemSlots : kSplits;
 
 // ---- Register budget: follows from the configuration and the architecture
 //
@@ -82,8 +83,8 @@ static_assert(!kLeftovers || (kTable && !kCooperative && !kSplit && kPieceSlots 
               "slots without a piece take more of the item's pages");
 static_assert(!kPairs || (kPieces == 4 && kPieceSlots == 2 && kPageSlots == 4 && kIdsPerLane == 1),
               "one page slot of each CTA has nothing but its piece, and one goes on");
-static_assert(!kSharedItem || (kItemSlots == 4 && kPageSlots == 1 && kTable && !kManyItems),
-              "a slot has whole pages of the shared item, every fourth");
+static_assert(!kSharedItem || (kItemSlots == 4 && kTable && !kManyItems && !kCooperative),
+              "the table's gaps hold the queries of five items");
 static_assert(kIdsPerLane == 1 || kIdsPerLane == 2, "top-k up to 64");
 
 // ---- Schedule: follows from the configuration
@@ -188,18 +189,18 @@ constexpr u32 kQueryStepBytes = kQueriesInGaps ? 1024 : 512;  // from one k-step
 constexpr u32 kScaleBytes = kHeads * 8;
 constexpr int kItems = kLeftovers || kSharedItem ? 2 : 1;  // that a slot works on
 // A list of pages for the slot, or for each page slot, which has room for twice its share of one item.
-// With a shared item, the slot's part of it ends where the pages of its own item begin; and the loop looks at
-// two places behind the last page.
-constexpr int kOwnPlace = kSharedItem ? kMaxTopk / kItemSlots : 0;
-constexpr int kListed = kSharedItem ? kOwnPlace + kMaxTopk + 4 : kItems * kMaxTopk;
+// With a shared item, the slot's part of it ends where the pages of its own item begin; and a page's request
+// looks two places ahead (four, for alignment).
+constexpr int kOwnPlace = kSharedItem ? kMaxTopk / kItemSlots : 0, kPlacesBehind = kSharedItem ? 4 : 0;
+constexpr int kListed = kSharedItem ? kOwnPlace + kMaxTopk + kPlacesBehind : kItems * kMaxTopk;
 // [kListed] visible tokens, at most 128.
 constexpr u32 kSlotVisible = kQueriesInGaps ? 0 : kSlotQueries + kItems * kQueryBytes;
 constexpr u32 kSlotScales = kSlotVisible + kListed * 4;            // [kItems][kHeads] RowScale
 constexpr u32 kSlotArrival = kSlotScales + kItems * kScaleBytes;   // mbarrier of the cluster merge
 constexpr u32 kSlotStatsArrival = kSlotArrival + 8;                // that of origins and sums that go ahead
 constexpr u32 kSlotItem = kSlotArrival + 16;                       // ItemRow, for the epilogue
-constexpr u32 kSlotPages = kSlotItem + 8;  // cooperating warps: the item's pages; shared: where its list ends
-constexpr u32 kSlotFirst = kSlotPages + 4;                         // shared: the place of the first page
+constexpr u32 kSlotPages = kSlotItem + 8;   // cooperating warps: the item's pages; or where the list ends,
+constexpr u32 kSlotFirst = kSlotPages + 4;  // and where it begins, with a shared item
 constexpr u32 kSlotLeftover = kSlotItem + 8;                       // ItemRow of the leftover
 constexpr u32 kSlotFirsts = kSlotLeftover + 8;  // of each page slot: the place of its first page
 // Of each page slot: where its list ends, and where its piece does.
@@ -226,7 +227,8 @@ constexpr u32 kSlotPartnerStats = kSlotPieceStats + kWarpsPerPage * 128;
 // three quarters of a piece's.
 constexpr u32 kPartnerGap = 32, kPieceGap = 64;
 static_assert(!kPairs || (kListed / 4 <= 16 && kItemWarps <= 16 && kPieceGap + 4 * 48 <= 256), "gaps");
-static_assert(!kQueriesInGaps || (kItemSlots + kSharedItem) * 2 * kQueryBytes <= kTableBytes, "gaps");
+static_assert(!kQueriesInGaps || (kItemSlots + kSharedItem) * 2 * kQueryBytes <= kTableBytes,
+              "gaps for the queries of all items");
 static_assert(!kListsInGaps || (kSlotBytes >= kListed / 4 * 256 && kSlotBytes >= kItemWarps * 256 &&
                           2 * kItemSlots * kSlotBytes <= kTableBytes),
               "gaps: four sources each, then one a warp, as far apart as the slots");

@@ -1,18 +1,23 @@
-// Shared items: with more items than four a multiprocessor, but not more than five, the four item slots of a
-// CTA have an item each and share a fifth. Each begins with every fourth of its pages, puts the merged partial
-// of its warps into the workspace, and goes on with its own item. At its end it merges a quarter of what all
-// have stored. So 80 pages a multiprocessor are no second round. All happens within a CTA: its slots tell each
-// other by a barrier of its own, and what one thread stores for another goes no further than L2.
+// Shared items: behind full rounds of four items a multiprocessor, up to one more for each. The four item
+// slots of a CTA begin with a quarter of that item, every fourth page, before each goes on with an item of its
+// own, so that a multiprocessor has 80 pages and not 64 and then 64 again. A slot's list is its part of the
+// shared item and then its own item. Pages come in turns of two, one for each stage of the ring: behind an odd
+// number of pages the part ends with a place without tokens, so that both items begin with the first stage,
+// through the same code.
+//
+// Between the two a slot merges its warps' sums and puts them into the workspace, through the stage that the
+// part's last page has left, while the first page of its own item comes into the other. One slot merges all
+// four parts when it has no more pages. They meet within a CTA: no counter in memory, no fence of the device.
 #pragma once
 #include "mbarrier.cuh"
 #include "portable_leftovers.cuh"
 
-// The warp of a slot that stages four heads of the shared item's queries, and the one that lists the slot's
-// own item. The first one lists the pages of the shared item.
-constexpr u32 kSharedStager = 2, kOwnLister = 1;
-// Pages come in turns of two, one for each stage of the ring, so that each item begins with the first.
-constexpr u32 kSharedQueries = 128 + kItemSlots * (2 * kQueryBytes);
-constexpr u32 kSharedArrival = kSlotsAt + kSlotArrival;  // mbarrier of the slots: their partials are stored
+// Warps of a slot: the first lists its part of the shared item, the next its own item, and another stages four
+// heads of the shared item's queries.
+constexpr u32 kOwnLister = 1, kSharedStager = 2;
+constexpr u32 kMergingSlot = kItemSlots - 1;  // its warps are youngest, so it ends first
+constexpr u32 kSharedQueries = 128 + kItemSlots * (2 * kQueryBytes);  // behind those of the slots
+constexpr u32 kSharedArrival = kSlotsAt + kSlotArrival;               // mbarrier: the slots have stored
 
 __device__ __forceinline__ bool has_shared_item(const Arguments& args) {
   return kSharedItem && first_leftover() + blockIdx.x < item_count(args);
@@ -29,8 +34,7 @@ __device__ __forceinline__ void stage_shared_head(const Arguments& args, const Q
                           row.lift);
 }
 
-// The pages of a slot's part of the shared item, every fourth, and behind an odd number, or none, places
-// without tokens.
+// The pages of a slot's part, every fourth, and behind an odd number, or none, places without tokens.
 __device__ __forceinline__ void list_part(const Arguments& args, const Item& item, Selection s,
                                           const SlotAddresses& slot, int item_slot, int lane) {
   const int pages = (s.count + kItemSlots - 1 - item_slot) / kItemSlots;
@@ -44,131 +48,32 @@ __device__ __forceinline__ void list_part(const Arguments& args, const Item& ite
   list_pages(args, item, s, slot, [&](int rank) { return first + rank / kItemSlots; });
 }
 
-// Those of its own item, and what the loop looks at behind them.
+// The pages of a slot's own item, and where they end. begins: there is no shared item.
 __device__ __forceinline__ void list_own(const Arguments& args, const Item& item, const Selection& s,
                                          const SlotAddresses& slot, bool begins, int lane) {
   if (lane == 0) {
     ptx::st_shared_u32(slot.fixed + kSlotPages, kOwnPlace + s.count);
     if (begins) ptx::st_shared_u32(slot.fixed + kSlotFirst, kOwnPlace);
   }
-  if (lane < 4) ptx::st_shared_u32(slot.fixed + kSlotVisible + (kOwnPlace + kMaxTopk + lane) * 4, 0);
+  if (lane < kPlacesBehind)
+    ptx::st_shared_u32(slot.fixed + kSlotVisible + (kOwnPlace + kMaxTopk + lane) * 4, 0);
   list_item(args, item, s, slot, lane);
 }
 
-// Where a slot's partial is in the workspace: sums as the lanes of a warp hold them, [16][32 lanes][16 bytes],
-// and (origin, sum) of every head.
-constexpr u32 kPartSums = kHeads * kHeadDim * 4, kPartBytes = kPartSums + kHeads * 8;
-
-__device__ __forceinline__ u8* stored_part(const Arguments& args, u32 item_slot) {
-  return args.workspace + static_cast<u64>(blockIdx.x * kItemSlots + item_slot) * kPartBytes;
-}
-
-// Half of the sums, two of every four, in the stage that the slot's last page has left: one of the other page's
-// copies is on its way into the other.
-template <int half>
-__device__ __forceinline__ void publish_half(const WarpState& state, SharedAddress at) {
-#pragma unroll
-  for (int o = 0; o < 16; ++o) {
-    if (o / 2 % 2 != half) continue;
-    const float (&x)[4] = state.out[o];
-    ptx::st_shared_v4_f32(at + (o / 4 * 2 + o % 2) * 512, x[0], x[1], x[2], x[3]);
-  }
-}
-
-// Each warp merges its quarter of what all four of the slot have published.
-template <int half>
-__device__ __forceinline__ void store_half(const float (&factor)[2][kWarpsPerPage], SharedAddress page_stage,
-                                           u8* to, u32 part, int lane) {
-#pragma unroll
-  for (u32 i = 0; i < 2; ++i) {
-    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll
-    for (u32 w = 0; w < kWarpsPerPage; ++w) {
-      const float4 x = ptx::ld_shared_v4_f32(page_stage + w * kWarpRingBytes + (part * 2 + i) * 512 + lane * 16);
-      sum.x = fmaf(factor[0][w], x.x, sum.x);
-      sum.y = fmaf(factor[0][w], x.y, sum.y);
-      sum.z = fmaf(factor[1][w], x.z, sum.z);
-      sum.w = fmaf(factor[1][w], x.w, sum.w);
-    }
-    *reinterpret_cast<float4*>(to + (part * 4 + half * 2 + i) * 512 + lane * 16) = sum;
-  }
-}
-
-// The partial of a slot's warps, and that it is there.
+// The sums of a slot's warps, and that they are there.
 __device__ __forceinline__ void store_part(const Arguments& args, const WarpState& state, SharedAddress smem,
-                                           const SlotAddresses& slot, SharedAddress page_stage, u32 item_slot,
-                                           u32 part, int lane) {
-  const OwnRow mine(slot, part, lane, 1);
-  const SharedAddress at = page_stage + part * kWarpRingBytes + lane * 16;
-  u8* const to = stored_part(args, item_slot);
-  publish_half<0>(state, at);
-  const float own_origin = mine.origin(state);
-  __syncwarp();  // all lanes have their references
-  if ((lane & 2) == 0)
-    ptx::st_shared_v2_f32(slot.warp_stats(part) + mine.head * 8, own_origin, mine.sum(state));
-  page_sync(item_slot);
-  float factor[2][kWarpsPerPage];
-#pragma unroll
-  for (u32 row = 0; row < 2; ++row) {
-    const u32 head = (lane >> 2) + 8 * row;
-    float2 stats[kWarpsPerPage];
-    float origin = kNoOrigin, sum = 0.0f;
-#pragma unroll
-    for (u32 w = 0; w < kWarpsPerPage; ++w) {
-      stats[w] = ptx::ld_shared_v2_f32(slot.warp_stats(w) + head * 8);
-      origin = fmaxf(origin, stats[w].x);
-    }
-#pragma unroll
-    for (u32 w = 0; w < kWarpsPerPage; ++w) {
-      factor[row][w] = ptx::ex2_approx_ftz_f32(stats[w].x - origin);
-      sum = fmaf(factor[row][w], stats[w].y, sum);
-    }
-    if (part == 0 && (lane & 3) == 0)
-      *reinterpret_cast<float2*>(to + kPartSums + head * 8) = make_float2(origin, sum);
-  }
-  store_half<0>(factor, page_stage, to, part, lane);
-  page_sync(item_slot);  // nobody reads the stage any more
-  publish_half<1>(state, at);
-  page_sync(item_slot);
-  store_half<1>(factor, page_stage, to, part, lane);
-  page_sync(item_slot);
-  if (part == 0 && lane == 0) ptx::mbarrier_arrive(smem + kSharedArrival);
+                                           const SlotAddresses& slot, SharedAddress stage, u32 item_slot,
+                                           int warp, int lane) {
+  store_piece_half<0>(args, state, slot, stage, item_slot, warp, lane, blockIdx.x, item_slot);
+  store_piece_half<1>(args, state, slot, stage, item_slot, warp, lane, blockIdx.x, item_slot);
+  if (warp == 0 && lane == 0) ptx::mbarrier_arrive(smem + kSharedArrival);  // behind a barrier of the slot
 }
 
-// The parts of all slots become the result; by the slot whose warps are youngest, which ends first.
+// All parts become the result.
 __device__ __forceinline__ void merge_parts(const Arguments& args, SharedAddress smem,
-                                            const SlotAddresses& slot, u32 part, int lane) {
+                                            const SlotAddresses& slot, int thread) {
   const Item item = item_without_request(args, first_leftover() + blockIdx.x);
-  const u32 g = lane >> 2, t = lane & 3;
   ptx::mbarrier_wait_parity(smem + kSharedArrival, 0);
-  float2 stats[2][kItemSlots];
-  float4 sums[kItemSlots][4];
-#pragma unroll
-  for (u32 s = 0; s < kItemSlots; ++s) {
-    const u8* const from = stored_part(args, s);
-#pragma unroll
-    for (u32 row = 0; row < 2; ++row)
-      stats[row][s] = *reinterpret_cast<const float2*>(from + kPartSums + (g + 8 * row) * 8);
-#pragma unroll
-    for (u32 i = 0; i < 4; ++i)
-      sums[s][i] = *reinterpret_cast<const float4*>(from + (part * 4 + i) * 512 + lane * 16);
-  }
-#pragma unroll
-  for (u32 row = 0; row < 2; ++row) {
-    MergedPart<8, 16> merged = {};
-    merged.head = g + 8 * row;
-    merged.dim = 32 * t + 4 * part;
-    merged.origin = kNoOrigin;
-#pragma unroll
-    for (const float2& of_slot : stats[row]) merged.origin = fmaxf(merged.origin, of_slot.x);
-#pragma unroll
-    for (u32 s = 0; s < kItemSlots; ++s) {
-      const float factor = ptx::ex2_approx_ftz_f32(stats[row][s].x - merged.origin);
-      merged.sum = fmaf(factor, stats[row][s].y, merged.sum);
-      add_row(merged.out, factor, sums[s], row);
-    }
-    if (merged.head < args.group)
-      store_result(result_place(args, {item.row, item.kv_head}, merged.head, merged.dim), merged,
-                   slot.fixed + kSlotScales + kScaleBytes);
-  }
+  merge_stored<kPartDims>(args, {item.row, item.kv_head}, blockIdx.x, thread,
+                          slot.fixed + kSlotScales + kScaleBytes);
 }

@@ -169,7 +169,7 @@ __device__ __forceinline__ void collect_half(const Arguments& args, const Result
 
 // ---- Workspace
 
-// Of splits that are no cluster, and of leftovers: float [items, kStored, group, 128], then
+// Of splits that are no cluster, of leftovers and of shared items: float [items, kStored, group, 128], then
 // (origin, sum) [items, kStored, group].
 struct Workspace {
   float4* out;
