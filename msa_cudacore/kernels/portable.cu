@@ -102,11 +102,11 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
   // Warps that begin with a piece of a leftover know their own item by what others list.
   const bool on_piece = has_leftover && page_slot >= kOtherSlots;
   if (on_piece) item_index = first_leftover() + leftover;
+  Item item = item_without_request(args, item_index);
   // All warps of a slot begin with a shared item, and one lists the slot's own besides.
-  const bool has_shared = has_shared_item(args), lists_own = kSharedItem && part == kOwnLister;
-  Item own = item_without_request(args, item_index);
-  if (has_shared) item_index = first_leftover() + blockIdx.x;
-  Item item = kSharedItem ? item_without_request(args, item_index) : own;
+  const bool has_shared = kSharedItem && has_shared_item(args), lists_own = kSharedItem && part == kOwnLister;
+  Item own = item;
+  if (has_shared) item = item_without_request(args, first_leftover() + blockIdx.x);
   u32 lane16 = lane * 16;
   RingLanes lanes = ring_lanes(place.ring, lane);
   int pages, first = split * kPageSlots + page_slot;
@@ -317,7 +317,8 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
     }
   };
   const auto turn_of = [](u32 stage) { return kTurns == 1 || stage == 0 ? 0 : 1; };
-  // While a slot has a part of a shared item, its own item's end is not at hand; behind it nothing is visible.
+  // While a slot has a part of a shared item, its own item's end is not at hand; behind it, nothing is
+  // visible.
   const auto is_visible = [&](int rank) {
     return ptx::ld_shared_u32(slot.fixed + kSlotVisible + rank * 4) != 0;
   };
@@ -508,7 +509,7 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
       merge_divided(own, slot, place.page_ring, page_slot, part, lane_now);
     } else {
       publish_warp(state, slot, place.ring, warp, lane_now);
-      if (place.item_slot == kMergingSlot && has_shared_item(args))
+      if (kSharedItem && place.item_slot == kMergingSlot && has_shared_item(args))
         merge_parts(args, smem, slot, thread_now);
       if constexpr (kPageSlots > 1) {
         page_sync(place.item_slot * kPageSlots + page_slot);

@@ -1,9 +1,9 @@
 // Shared items: behind full rounds of four items a multiprocessor, up to one more for each. The four item
-// slots of a CTA begin with a quarter of that item, every fourth page, before each goes on with an item of its
-// own, so that a multiprocessor has 80 pages and not 64 and then 64 again. A slot's list is its part of the
-// shared item and then its own item. Pages come in turns of two, one for each stage of the ring: behind an odd
-// number of pages the part ends with a place without tokens, so that both items begin with the first stage,
-// through the same code.
+// slots of a CTA begin with a quarter of that item, every fourth page, before each goes on with an item of
+// its own, so that a multiprocessor has 80 pages and not 64 and then 64 again. A slot's list is its part of
+// the shared item and then its own item. Pages come in turns of two, one for each stage of the ring: behind
+// an odd number of pages the part ends with a place without tokens, so that both items begin with the first
+// stage, through the same code.
 //
 // Between the two a slot merges its warps' sums and puts them into the workspace, through the stage that the
 // part's last page has left, while the first page of its own item comes into the other. One slot merges all
@@ -12,15 +12,15 @@
 #include "mbarrier.cuh"
 #include "portable_leftovers.cuh"
 
-// Warps of a slot: the first lists its part of the shared item, the next its own item, and another stages four
-// heads of the shared item's queries.
+// Warps of a slot: the first lists its part of the shared item, the next its own item, and another stages
+// four heads of the shared item's queries.
 constexpr u32 kOwnLister = 1, kSharedStager = 2;
 constexpr u32 kMergingSlot = kItemSlots - 1;  // its warps are youngest, so it ends first
 constexpr u32 kSharedQueries = 128 + kItemSlots * (2 * kQueryBytes);  // behind those of the slots
 constexpr u32 kSharedArrival = kSlotsAt + kSlotArrival;               // mbarrier: the slots have stored
 
 __device__ __forceinline__ bool has_shared_item(const Arguments& args) {
-  return kSharedItem && first_leftover() + blockIdx.x < item_count(args);
+  return first_leftover() + blockIdx.x < item_count(args);
 }
 
 // A head of the shared item; every slot gets its scale.
