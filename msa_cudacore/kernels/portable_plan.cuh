@@ -177,7 +177,7 @@ static_assert(kCooperative || kWarpRingBytes >= kHeads * kHeadDim * 4,
 //
 // Decoding table, rings of all warps, then a part for each item slot. A table entry, a word for each bank,
 // takes 128 of every 256 bytes. The gaps between entries hold those parts of the slots that are not read for
-// every page, or, with eight slots, the queries of all.
+// every page, or, with eight slots or a shared item, the queries of all.
 constexpr u32 kTableBytes = kTable ? 65536 : 0;
 constexpr u32 kRingAt = kTableBytes;
 constexpr u32 kSlotsAt = kRingAt + kWarps * kWarpRingBytes;
