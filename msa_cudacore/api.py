@@ -12,6 +12,7 @@ from .arguments import Tensor, allocate_like, describe
 from .contract import (
     MAX_GROUP, MAX_SEQLEN_Q, MAX_TOPK, Call, Problem, check_integer, check_splits, check_workspace, validate,
 )
+from .portable import most_shared_items
 from .program import Bound
 from .programs import select
 
@@ -288,11 +289,12 @@ def msa_nvfp4_decode_workspace_size(
         return program.plan(problem, facts, forced).workspace_bytes
 
     # A smaller batch may be split where a larger one is not; with more items than this, none is unless forced.
-    # Where some items are shared by the slots of a CTA, there are as many as with just this number or fewer.
     most_items = 5 * facts.multiprocessors if facts is not None else 0
     items = num_kv_heads * seqlen_q
     sizes = {(each, seqlen_q, num_kv_heads) for each in range(1, min(batch, most_items // items + 1))}
-    sizes |= {(batch, seqlen_q, num_kv_heads), (min(batch * items, most_items), 1, 1)}
+    # Where item slots share some of the items, most partials are stored with just so many items in all.
+    fullest = most_shared_items(facts.multiprocessors) if facts is not None else ()
+    sizes |= {(batch, seqlen_q, num_kv_heads), *((min(batch * items, each), 1, 1) for each in fullest)}
     return max(need(*size, max_pages) for size, max_pages in itertools.product(sizes, range(topk + 1)))
 
 

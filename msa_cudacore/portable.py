@@ -31,6 +31,9 @@ _HEADS = 16
 _TABLE_BYTES = 64 * 1024
 _PAGE_RING_BYTES = 2 * (2 * 128 * 64 + 2 * 128 * 8)  # two stages of codes and scales
 _LARGE_SHARED_BYTES = 227 * 1024
+_ROUNDS_WITH_SPLITS = ((8, 3), (4, 4))
+"""Item slots, of which the last quarter may have splits, and in how many rounds of CTAs at most."""
+_LAST_SPLITS = (8, 4, 2)
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,8 @@ class Configuration:
     """Page slots of an item slot that begin with a piece of a leftover."""
     pairs: bool = False
     """Two CTAs, a cluster, share a leftover, which merges in distributed shared memory."""
+    last_splits: int = 1
+    """Item slots that share an item, in the last quarter of each CTA's. They meet in the workspace."""
     shared_item: bool = False
     """The item slots of a CTA share one item more: each begins with a part of it."""
 
@@ -69,6 +74,11 @@ class Configuration:
     def item_warps(self) -> int:
         """Warps of a CTA that share an item."""
         return self.page_slots * self.warps_per_page
+
+    @property
+    def whole_slots(self) -> int:
+        """Item slots of a CTA that have items of their own."""
+        return self.item_slots - (self.item_slots // 4 if self.last_splits > 1 else 0)
 
     @property
     def block(self) -> int:
@@ -115,6 +125,7 @@ class Configuration:
             "kItemSlots": self.item_slots, "kWarpsPerPage": self.warps_per_page,
             "kPageSlots": self.page_slots, "kSplits": self.splits, "kIdsPerLane": self.ids_per_lane,
             "kPieces": self.pieces, "kPieceSlots": self.piece_slots,
+            "kLastSplits": self.last_splits,
         }
         flags = {
             "kManyItems": self.many_items, "kClusterMerge": self.cluster_merge, "kTable": self.table,
@@ -130,6 +141,8 @@ class Configuration:
             return multiprocessors
         if self.shared_item:  # rounds of CTAs that leave at most one item for each multiprocessor
             return multiprocessors * max((items - 1) // (self.item_slots * multiprocessors), 1)
+        if self.last_splits > 1:  # full rounds of CTAs
+            return multiprocessors * -(-items // (self.item_slots * multiprocessors))
         if self.item_slots == 1:
             return items * self.splits
         if self.many_items:
@@ -137,10 +150,10 @@ class Configuration:
         return max(-(-items // self.item_slots), min(items, multiprocessors))
 
     def leftovers(self, items: int, multiprocessors: int) -> int:
-        """Items that are cut into pieces."""
-        if not self.pieces and not self.shared_item:
+        """Items without an item slot of their own."""
+        if not self.pieces and not self.shared_item and self.last_splits == 1:
             return 0
-        return max(items - self.item_slots * self.ctas(items, multiprocessors), 0)
+        return max(items - self.whole_slots * self.ctas(items, multiprocessors), 0)
 
     def stored_items(self, items: int, multiprocessors: int) -> int:
         """Items whose partials meet in the workspace: all where splits are no cluster, else the leftovers."""
@@ -150,7 +163,7 @@ class Configuration:
 
     def workspace_bytes(self, problem: Problem, multiprocessors: int) -> int:
         """Float32 partials [stored items, pieces or splits, group, 128] and their (maximum, sum) pairs."""
-        parts = self.item_slots if self.shared_item else self.pieces or self.splits
+        parts = self.item_slots if self.shared_item else self.pieces or self.splits * self.last_splits
         partials = self.stored_items(problem.items, multiprocessors) * parts
         return partials * problem.group * (128 + 2) * 4
 
@@ -208,6 +221,17 @@ def _fill(items: int, pages: int, multiprocessors: int, roomy: bool, ids_per_lan
         pieces, piece_slots = _pieces(items - 2 * multiprocessors, 2 * multiprocessors, pages)
         if piece_slots == 1:
             return Configuration(2, 1, False, 1, item_slots=2, table=True, pieces=pieces, piece_slots=1)
+        # Six items or three on every SM and splits of a few more, where whole items would be eight or four on
+        # some; in full rounds of CTAs. Eight items have no room for more than 32 ids each.
+        for item_slots, most_rounds in _ROUNDS_WITH_SPLITS:
+            rounds = -(-items // (item_slots * multiprocessors))
+            last_slots = rounds * multiprocessors * item_slots // 4
+            last_splits = _last_splits(items - 3 * last_slots, last_slots, pages)
+            if last_splits > 1 and rounds <= most_rounds and (item_slots == 4 or ids_per_lane == 1):
+                return Configuration(
+                    1, 1, False, 1, item_slots, warps_per_page=16 // item_slots, table=True,
+                    last_splits=last_splits,
+                )
         # Behind full rounds of four items, a fifth one on some SMs, of which each slot takes a part.
         more = items > 4 * multiprocessors
         if more and (items - 1) % (4 * multiprocessors) < multiprocessors and pages >= 4:
@@ -263,6 +287,24 @@ def _pieces(leftovers: int, slots: int, pages: int) -> tuple[int, int]:
     return 0, 0
 
 
+def _last_splits(items: int, slots: int, pages: int) -> int:
+    """How many of these item slots share an item; 1 where there are no items, too many, or pages too few."""
+    for splits in _LAST_SPLITS:
+        if pages >= splits and 0 < items * splits <= slots:
+            return splits
+    return 1
+
+
+def most_shared_items(multiprocessors: int) -> set[int]:
+    """Numbers of items up to which the partials that item slots store get more with every item."""
+    ends = {5 * multiprocessors}
+    for item_slots, most_rounds in _ROUNDS_WITH_SPLITS:
+        for rounds in range(1, most_rounds + 1):
+            last_slots = rounds * multiprocessors * item_slots // 4
+            ends |= {3 * last_slots + last_slots // splits for splits in _LAST_SPLITS}
+    return ends
+
+
 def _power_of_two_at_least(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
@@ -299,6 +341,7 @@ class PortableProgram:
     def plan(self, problem: Problem, device: DeviceFacts | None, splits: int | None) -> Plan:
         assert device is not None
         configuration = choose_configuration(problem, device, splits)
+        last_splits = configuration.last_splits
         if problem.items * configuration.splits > 2**31 - 1:
             raise ValueError(
                 f"q and k make {problem.items} work items of {configuration.splits} CTAs; "
@@ -311,7 +354,8 @@ class PortableProgram:
             description=(
                 f"portable({exact_arch(device.compute_capability)}, item_slots={configuration.item_slots}"
                 f"{' for many items' if configuration.many_items else ''}"
-                f"{' that share one more' if configuration.shared_item else ''}, "
+                f"{' that share one more' if configuration.shared_item else ''}"
+                f"{f', the last in {last_splits} splits' if last_splits > 1 else ''}, "
                 f"page_slots={configuration.page_slots}, warps_per_page={configuration.warps_per_page}"
                 f"{', table' if configuration.table else ''}"
                 f"{', cooperative' if configuration.cooperative else ''}"

@@ -60,6 +60,7 @@ class Program:
         kind += "-pairs" if c.pairs else ""
         kind += "-many" if c.many_items else ""
         kind += "-shared" if c.shared_item else ""
+        kind += f"-last{c.last_splits}" if c.last_splits > 1 else ""
         return (
             f"{self.arch}-items{c.item_slots}-pages{c.page_slots}x{c.warps_per_page}-splits{c.splits}"
             f"{merge}{kind}-ids{32 * c.ids_per_lane}"
@@ -67,17 +68,19 @@ class Program:
 
     @property
     def sharers(self) -> int:
-        """Item slots that begin with pieces of the same leftover, where there are any."""
+        """Item slots with whole items for each item that has no slot of its own, where there are any."""
         c = self.configuration
+        if c.last_splits > 1:
+            return 3 * c.last_splits
         return c.item_slots if c.shared_item else c.pieces // max(c.piece_slots, 1)
 
     def fitted(self, items: int) -> Program:
-        """With as many item slots as it takes to begin with the pieces of all leftovers."""
+        """With as many item slots as it takes for the parts of all items without a slot of their own."""
         c, sharers = self.configuration, self.sharers
         if not sharers or not self.fits:
             return self
         slots = -(-items * sharers // (sharers + 1))
-        multiprocessors = -(-slots // c.item_slots)
+        multiprocessors = -(-slots // c.whole_slots)
         return replace(self, multiprocessors=-(-multiprocessors // c.cluster) * c.cluster)
 
 
@@ -102,7 +105,7 @@ def choices() -> dict[Configuration, tuple[str, ...]]:
     topks, pages, splits = (1, 2, 3, 5, 9, 64), (1, 2, 3, 5, 9), (None, 1, 2, 4, 8)
     items = (
         1, 2, 5, 8, 9, 16, 17, 24, 33, 40, 60, 64, 72, 80, 100, 128, 140, 160, 180, 200, 270, 280, 300, 400,
-        600, 700, 850,
+        440, 600, 700, 800, 850,
     )
     for facts, topk, max_pages, count, factor in itertools.product(DEVICES, topks, pages, items, splits):
         problem = Problem(count, 1, 4, 1, topk, max_pages, 1)
@@ -360,6 +363,10 @@ LEFTOVERS = [
     Program(Configuration(2, 1, False, 1, item_slots=2, table=True, pieces=4, piece_slots=1), "sm_90a"),
     Program(Configuration(4, 1, False, 1, table=True, pieces=4, piece_slots=2, pairs=True), "sm_90a"),
     Program(Configuration(1, 1, False, 1, item_slots=4, table=True, shared_item=True), "sm_90a"),
+    Program(Configuration(1, 1, False, 1, item_slots=4, table=True, last_splits=4), "sm_90a"),
+    Program(
+        Configuration(1, 1, False, 1, item_slots=8, warps_per_page=2, table=True, last_splits=2), "sm_90a"
+    ),
 ]
 COUNTED = [
     Program(Configuration(1, 2, False, 1, cooperative=True), "sm_86"),
@@ -391,8 +398,8 @@ def test_a_leftover_of_more_pages_than_the_table_is_wide(program, topk, rng):
     """Repeated ids: pieces are longer than the turns that other page slots deal without them. They begin
     before their page slot's list, only just behind the end of the one before it.
     """
-    if program.configuration.pairs and topk > 32:
-        pytest.skip("pairs have lists of 32 pages")
+    if (program.configuration.pairs or program.configuration.item_slots == 8) and topk > 32:
+        pytest.skip("pairs and eight slots have lists of 32 pages")
     c = replace(program.configuration, ids_per_lane=1 if topk <= 32 else 2)
     pieces = c.pieces or c.item_slots
     lengths = np.full(program.sharers + 1, pieces * 128)
@@ -448,6 +455,42 @@ def test_ctas_with_and_without_a_shared_item(multiprocessors, items, schedule, r
     )
     (out, lse), (alone_out, alone_lse) = launch(case, program), launch(alone, FOUR_ITEMS)
     assert out[:own].tobytes() == alone_out.tobytes() and lse[:own].tobytes() == alone_lse.tobytes()
+
+
+@pytest.mark.parametrize("schedule", ["random", "eager", "late"])
+@pytest.mark.parametrize(
+    "slots, multiprocessors, items, splits",
+    [
+        (4, 2, 7, 2), (4, 5, 17, 2), (4, 9, 28, 4), (4, 9, 28, 8), (8, 1, 7, 2), (8, 3, 20, 2), (8, 3, 19, 4),
+        # Two rounds of CTAs.
+        (4, 2, 13, 4), (4, 3, 20, 2), (8, 1, 13, 4),
+    ],
+)
+def test_last_item_slots_with_and_without_splits(slots, multiprocessors, items, splits, schedule, rng):
+    """The last ones have none. Whole items have the bits that they have without those that are split, and
+    these the same ones however long the others are.
+    """
+    case = random_case(
+        rng, seqlen_q=1, num_kv_heads=1, topk=13, lengths=rng.integers(0, 20 * 128, items), group=16
+    )
+    whole = FOUR_ITEMS if slots == 4 else EIGHT_ITEMS
+    kind = replace(whole.configuration, last_splits=splits)
+    program = Program(kind, "sm_90a", multiprocessors, fits=False)
+    own = kind.whole_slots * kind.ctas(items, multiprocessors)
+    assert own < items
+    check(case, program, schedule, items)
+    alone = replace(
+        case, q=case.q[:own], q2k_indices=case.q2k_indices[:, :own], page_table=case.page_table[:own],
+        seqused_k=case.seqused_k[:own], expected_out=None, expected_lse=None,
+    )
+    others = replace(
+        case, seqused_k=np.array([*np.roll(case.seqused_k[:own], 1), *case.seqused_k[own:]]),
+        expected_out=None, expected_lse=None,
+    )
+    results, others_results = launch(case, program), launch(others, program)
+    assert bits(tuple(array[:own] for array in results)) == bits(launch(alone, whole))
+    for array, other_array in zip(results, others_results):
+        assert array[own:].tobytes() == other_array[own:].tobytes()
 
 
 @pytest.mark.parametrize("program", COUNTED, ids=str)
@@ -575,7 +618,7 @@ SIDE_BY_SIDE = Program(Configuration(2, 1, False, 1, cooperative=True), "sm_90a"
 MANY_PAGES = Program(Configuration(2, 2, True, 1, table=True, cooperative=True), "sm_90a")
 WORKSPACE = Program(Configuration(1, 2, False, 1), "sm_86")
 
-ONE_PIECE, TWO_PIECES, TWO_ITEMS, PAIRS, SHARED = LEFTOVERS
+ONE_PIECE, TWO_PIECES, TWO_ITEMS, PAIRS, SHARED, LAST_SPLITS, TWO_LAST_SPLITS = LEFTOVERS
 
 ARRIVAL = "ptx::atom_inc_acq_rel_gpu_u32(counter, kStored - 1)"
 
@@ -669,7 +712,7 @@ FAULTS = {
     "partials are released and acquired": (WORKSPACE, "atom.acq_rel.gpu", "atom.relaxed.gpu"),
     "partials are released": (WORKSPACE, "atom.acq_rel.gpu", "atom.acquire.gpu"),
     "partials are acquired": (WORKSPACE, "atom.acq_rel.gpu", "atom.release.gpu"),
-    "the last one merges": (WORKSPACE, "== kStored - 1)", "== 0)"),
+    "the last one merges": (WORKSPACE, "!= kStored - 1) return;", "!= 0) return;"),
     "counters are zero again": (WORKSPACE, ARRIVAL, ARRIVAL.replace("kStored - 1", "~0u")),
     "pieces are released and acquired": (ONE_PIECE, "atom.acq_rel.gpu", "atom.relaxed.gpu"),
     "counters of pieces are zero again": (ONE_PIECE, ARRIVAL, ARRIVAL.replace("kStored - 1", "~0u")),
@@ -728,6 +771,24 @@ FAULTS = {
     "shared: the wait is for all slots": (
         SHARED, "ptx::mbarrier_init(smem + kSharedArrival, kItemSlots);",
         "ptx::mbarrier_init(smem + kSharedArrival, 1);"),
+    "last slots: they share their items": (LAST_SPLITS, "whole_slots)) / sharers;", "whole_slots));"),
+    "last slots: only their items are split": (
+        LAST_SPLITS, "return kLastSplit && item_slot >= kWholeSlots;", "return kLastSplit;"),
+    "last slots: splits have different pages": (
+        TWO_LAST_SPLITS, "keep_split<kLastSplits>(selection, last_split(place.item_slot) % kLastSplits)",
+        "keep_split<kLastSplits>(selection, 0)"),
+    "last slots: a split has every splits-th page": (
+        LAST_SPLITS, "s.rank[w] % splits == split ?", "s.rank[w] / splits == split ?"),
+    "last slots: a split goes to its own place": (
+        TWO_LAST_SPLITS, "store_partial(args, part, index, split % kLastSplits);",
+        "store_partial(args, part, index, 0);"),
+    "last slots: the last split to arrive merges": (
+        LAST_SPLITS, "!= kStored - 1) return;\n  constexpr", "!= 0) return;\n  constexpr"),
+    "last slots: a warp merges what its fellows have stored": (
+        TWO_LAST_SPLITS, "first + i * 32,", "thread + i * kItemThreads,"),
+    "last slots: splits are released and acquired": (LAST_SPLITS, "atom.acq_rel.gpu", "atom.relaxed.gpu"),
+    "last slots: counters are zero again": (
+        TWO_LAST_SPLITS, ARRIVAL, ARRIVAL.replace("kStored - 1", "~0u")),
 }
 
 

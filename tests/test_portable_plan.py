@@ -71,16 +71,20 @@ def test_more_items_than_four_for_each_multiprocessor():
 
     def chosen(items, **sizes):
         c = choose_configuration(problem(batch=items, hkv=1, **sizes), device())
+        if c.last_splits > 1:
+            return "split"
         return "goes on" if c.many_items else "shared" if c.shared_item else c.item_slots
 
-    assert [chosen(items) for items in (528, 529, 660, 661, 792, 793)] == [4, "shared", "shared", 8, 8, "goes on"]
+    assert [chosen(items) for items in (528, 529, 660, 661, 792, 793)] == [
+        4, "shared", "shared", 8, 8, "split",
+    ]
     assert [chosen(items) for items in (924, 925, 1024, 1056, 1057, 1188, 1189, 1980, 1981, 2112, 2113)] == [
-        "goes on", 8, 8, 8, "shared", "shared", "goes on", "goes on", 8, 8, "shared",
+        "split", 8, 8, 8, "shared", "shared", "split", "goes on", 8, 8, "shared",
     ]
     # A shared item has a page for each slot; eight items have no room for more than 32 ids each.
     assert [chosen(600, max_pages=pages) for pages in (3, 4)] == [8, "shared"]
     assert [chosen(items, topk=33) for items in (528, 529, 660, 661, 924, 925, 1056, 1057, 1189)] == [
-        4, "shared", "shared", "goes on", "goes on", 4, 4, "shared", "goes on",
+        4, "shared", "shared", "goes on", "split", 4, 4, "shared", "split",
     ]
 
     def ctas(items):
@@ -92,6 +96,34 @@ def test_more_items_than_four_for_each_multiprocessor():
     for items in (768, 850):
         assert choose_configuration(problem(batch=items, hkv=1), device(), 1).item_slots == 4
         assert choose_configuration(problem(batch=items, hkv=1), device((10, 0), 148)).item_slots == 1
+
+
+def test_the_last_item_slots_have_splits_where_few_multiprocessors_would_have_items_for_them():
+    def chosen(items, **sizes):
+        c = choose_configuration(problem(batch=items, hkv=1, **sizes), device())
+        return c.item_slots, c.last_splits
+
+    assert [chosen(items) for items in (331, 396, 397, 412, 413, 429, 430, 462, 463, 528)] == [
+        (4, 1), (4, 1), (4, 8), (4, 8), (4, 4), (4, 4), (4, 2), (4, 2), (4, 1), (4, 1),
+    ]
+    assert [chosen(items) for items in (792, 793, 825, 826, 858, 859, 924, 925)] == [
+        (8, 1), (8, 8), (8, 8), (8, 4), (8, 4), (8, 2), (8, 2), (8, 1),
+    ]
+    assert [chosen(397, max_pages=pages) for pages in (1, 3, 4, 7, 8)] == [
+        (4, 1), (4, 2), (4, 4), (4, 4), (4, 8),
+    ]
+    # In rounds of CTAs; eight items have no room for more than 32 ids each.
+    assert [chosen(items) for items in (1188, 1189, 1238, 1287, 1386, 1387)] == [
+        (4, 1), (4, 8), (4, 4), (4, 4), (4, 2), (4, 1),
+    ]
+    assert [chosen(items) for items in (1584, 1585, 1650, 1716, 1848, 1849)] == [
+        (4, 1), (8, 8), (8, 8), (8, 4), (8, 2), (4, 1),
+    ]
+    assert [chosen(items, topk=33) for items in (440, 800, 1585, 1849)] == [(4, 2), (4, 8), (4, 8), (4, 1)]
+    c = choose_configuration(problem(batch=440, hkv=1), device())
+    assert c.ctas(440, 132) == 132 and c.leftovers(440, 132) == 44
+    assert c.counters(440, 132) == 44 * 4
+    assert c.workspace_bytes(problem(batch=440, hkv=1), 132) == 44 * 2 * 16 * (128 + 2) * 4
 
 
 def test_small_batches_cooperate_in_clusters_that_fit():
@@ -170,7 +202,9 @@ def test_every_configuration_fits_its_device(
     assert chosen.many_items or ctas * chosen.item_slots >= (items - leftovers) * chosen.splits
     assert ctas <= items * chosen.splits
     assert leftovers * chosen.pieces <= ctas * chosen.item_slots * chosen.piece_slots
-    assert (leftovers > 0) == (chosen.pieces > 0 or chosen.shared_item)
+    assert (leftovers > 0) == (chosen.pieces > 0 or chosen.shared_item or chosen.last_splits > 1)
+    last_slots = ctas * (chosen.item_slots - chosen.whole_slots)
+    assert chosen.last_splits == 1 or leftovers * chosen.last_splits <= last_slots
     assert not chosen.shared_item or leftovers <= ctas
 
 
@@ -290,7 +324,9 @@ def test_the_stated_workspace_size_is_the_largest_need(ampere, batch, splits):
     assert batch == 0 or splits in (None, 1) or size > 0
 
 
-@pytest.mark.parametrize("items", [1, 15, 16, 32, 66, 133, 149, 198, 199, 265, 298, 331, 529, 660, 768, 10**6])
+@pytest.mark.parametrize(
+    "items", [1, 15, 16, 32, 66, 133, 149, 199, 265, 298, 331, 397, 463, 529, 660, 768, 1000, 1400, 10**6]
+)
 def test_the_stated_workspace_size_serves_smaller_batches_too(monkeypatch, items):
     """Sixteen items merge through a workspace where 66 and 768 do not."""
     hopper = device()
@@ -298,7 +334,10 @@ def test_the_stated_workspace_size_serves_smaller_batches_too(monkeypatch, items
     for group, topk in ((16, 16), (5, 64), (1, 4), (16, 3)):
         sizes = [
             *((items, pages) for pages in range(100)),
-            *itertools.product(range(1, min(items, 768)), (1, 2, 3, 4, 5, 8, 9, 16, 64)),
+            *itertools.product(
+                (*range(1, min(items, 661)), *(n for n in range(661, min(items, 2800)) if n % 33 < 2)),
+                (1, 2, 3, 4, 5, 8, 9, 16, 64),
+            ),
         ]
         needs = [
             PortableProgram().plan(problem(batch, 1, 1, group, topk, pages), hopper, None).workspace_bytes
@@ -306,7 +345,7 @@ def test_the_stated_workspace_size_serves_smaller_batches_too(monkeypatch, items
         ]
         size = msa_nvfp4_decode_workspace_size(items, 1, "cuda", topk=topk, group=group)
         assert size == max(needs)
-        assert (size > 0) == (items >= (16 if topk > 8 else 133) and topk >= 4)
+        assert (size > 0) == (items >= (16 if topk > 8 else 133 if topk >= 4 else 397))
 
 
 @pytest.mark.parametrize(("kv_heads", "seqlen_q"), [(7, 1), (4, 8)])
@@ -318,7 +357,7 @@ def test_the_stated_workspace_size_serves_shared_items_of_any_smaller_batch(monk
         PortableProgram().plan(problem(batch, seqlen_q, kv_heads), device(), None).workspace_bytes
         for batch in range(1, 701)
     ]
-    assert max(needs[: 660 // (kv_heads * seqlen_q)]) < max(needs) <= size == 132 * 4 * 16 * (128 + 2) * 4
+    assert max(needs[: 660 // (kv_heads * seqlen_q)]) < max(needs) <= size == 132 * 6 * 16 * (128 + 2) * 4
 
 
 @pytest.mark.parametrize(

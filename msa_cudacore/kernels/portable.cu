@@ -176,6 +176,8 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
     if constexpr (!kLateQueries) stage_queries();
 
     rank_pages(args, selection, lane);
+    if (has_last_split(place.item_slot))
+      keep_split<kLastSplits>(selection, last_split(place.item_slot) % kLastSplits);
     // A slot without an item asks for nothing: its warps leave before a copy would have arrived.
     pages = live ? selection.count : 0;
     const int turns = turns_of_piece(args, has_leftover);
@@ -525,6 +527,10 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
     if (kPairs && thread_now >= kMergeThreads) return ~0u;
     const auto merged = merge_item(slot, place.item_ring, thread_now);
     if constexpr (kClusterMerge) ptx::barrier_cluster_wait();  // every inbox is open
+    if (has_last_split(place.item_slot)) {
+      hand_over_last_split(args, item_row, merged, slot.fixed, last_split(place.item_slot), thread_now);
+      return ~0u;
+    }
     hand_over(args, to, merged, slot.fixed, split);
     if constexpr (kHalves) collect_half(args, to, merged, slot.fixed, split);
     if constexpr (kWorkspaceMerge) merge_if_last(args, item_row, slot.fixed, index, thread_now);
@@ -548,7 +554,7 @@ __device__ __forceinline__ void decode(const Arguments& args) {
   const SharedAddress smem = ptx::shared_address(shared);
   const int cta_warp = __shfl_sync(~0u, threadIdx.x >> 5, 0);
   const Place place(smem, cta_warp);
-  u32 index = kItemSlots > 1 ? blockIdx.x + gridDim.x * place.item_slot : blockIdx.x / kSplits;
+  u32 index = first_item_of_slot(place.item_slot);
   if constexpr (kManyItems) {
     // A slot takes its next item when it has finished one, whatever the other slots of the CTA are at.
     bool first_item = true;

@@ -18,6 +18,8 @@
 //   int  kPieceSlots    page slots of an item slot that begin with a piece: 0, 1 or 2
 //   bool kPairs         two CTAs, a cluster, share a leftover and merge it through distributed shared memory;
 //                       else whoever stores a leftover's last piece into a workspace merges it
+//   int  kLastSplits    item slots, of different CTAs, that share each item of the last quarter of the item
+//                       slots: 1, 2, 4 or 8
 //   bool kSharedItem    the item slots of a CTA begin with parts of one item more, which they share
 //   bool kCooperative   the warps of a page share their probabilities, and each takes a slice of the value
 //                       dims
@@ -46,8 +48,10 @@ constexpr int kPageStride = kLeftovers ? 1 : kPageSlots * kSplits;
 constexpr int kMaxTopk = 32 * kIdsPerLane;
 constexpr bool kSplit = kSplits > 1;
 constexpr bool kWorkspaceMerge = kSplit && !kClusterMerge;
+constexpr bool kLastSplit = kLastSplits > 1;
+constexpr int kWholeSlots = kItemSlots - (kLastSplit ? kItemSlots / 4 : 0);  // that have whole items
 // Partials of an item in the workspace.
-constexpr int kStored = kLeftovers ? kPieces : kSharedItem ? kItemSlots : kSplits;
+constexpr int kStored = kLeftovers ? kPieces : kSharedItem ? kItemSlots : kLastSplit ? kLastSplits : kSplits;
 
 // ---- Register budget: follows from the configuration and the architecture
 //
@@ -85,6 +89,9 @@ static_assert(!kPairs || (kPieces == 4 && kPieceSlots == 2 && kPageSlots == 4 &&
               "one page slot of each CTA has nothing but its piece, and one goes on");
 static_assert(!kSharedItem || (kItemSlots == 4 && kTable && !kManyItems && !kCooperative),
               "the table's gaps hold the queries of five items");
+static_assert(!kLastSplit || (kItemSlots >= 4 && kPageSlots == 1 && kTable && !kManyItems && !kSharedItem &&
+                              (kLastSplits & (kLastSplits - 1)) == 0),
+              "the last of four item slots, or two of eight, have splits");
 static_assert(kIdsPerLane == 1 || kIdsPerLane == 2, "top-k up to 64");
 
 // ---- Schedule: follows from the configuration
@@ -309,7 +316,7 @@ __device__ __forceinline__ u32 item_count(const Arguments& args) {
 
 // Items from here on have no slot of their own.
 __device__ __forceinline__ u32 first_leftover() {
-  return kLeftovers || kSharedItem ? gridDim.x * kItemSlots : 0;
+  return kLeftovers || kSharedItem || kLastSplit ? gridDim.x * kWholeSlots : 0;
 }
 
 // Every load of the start waits for this division. By a power of two, the common case, it is a shift and

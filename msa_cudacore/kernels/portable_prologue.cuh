@@ -89,6 +89,14 @@ __device__ __forceinline__ void rank_pages(const Arguments& args, Selection& s, 
   }
 }
 
+// Keeps what one of `splits` CTAs has of the item's pages, every splits-th, and ranks them anew.
+template <int splits>
+__device__ __forceinline__ void keep_split(Selection& s, int split) {
+  s.count = (s.count + splits - 1 - split) / splits;
+#pragma unroll
+  for (int w = 0; w < kIdsPerLane; ++w) s.rank[w] = s.rank[w] % splits == split ? s.rank[w] / splits : -1;
+}
+
 // Page id of the given rank, which exists, in all lanes.
 __device__ __forceinline__ int page_of_rank(const Selection& s, int rank) {
   int page = 0;

@@ -218,12 +218,49 @@ __device__ __forceinline__ u32 arrive(u8* counter, int lane) {
 }
 
 // Warps of the same index in an item's CTAs hold the same heads and dims, so each such set of warps has a
-// counter of its own, and its last warp to arrive merges its share.
+// counter of its own, and its last warp to arrive merges its share, kDims dims a thread at a time.
+template <int kDims = kPartDims>
 __device__ __forceinline__ void merge_if_last(const Arguments& args, const ItemRow& item, SharedAddress slot,
                                               u32 index, int thread) {
   u8* counter = args.arrivals + (static_cast<u64>(index) * kItemWarps + thread / 32) * 4;
-  if (arrive(counter, thread & 31) == kStored - 1)
-    merge_stored<kPartDims>(args, item, index, thread, slot + kSlotScales);
+  if (arrive(counter, thread & 31) != kStored - 1) return;
+  constexpr int kTimes = kPartDims / kDims;
+  const int first = thread + thread / 32 * (32 * (kTimes - 1));  // of the warp
+#pragma unroll
+  for (int i = 0; i < kTimes; ++i)
+    merge_stored<kDims>(args, item, index, first + i * 32, slot + kSlotScales);
+}
+
+// ---- Splits in the last item slots
+
+// With few more items than three quarters of the item slots, the last quarter of a CTA's slots has splits of
+// items: with four slots the fullest multiprocessor has 50 to 56 pages, and not 64. They are through long
+// before the slots with whole items, so it costs nothing that they meet in the workspace.
+__device__ __forceinline__ bool has_last_split(u32 item_slot) {
+  return kLastSplit && item_slot >= kWholeSlots;
+}
+
+// Counted over all these items: the splits of an item are in neighbouring CTAs.
+__device__ __forceinline__ u32 last_split(u32 item_slot) {
+  return blockIdx.x + gridDim.x * (item_slot - kWholeSlots);
+}
+
+// The slot's only item, unless slots go on. With an `if` for the last slots ptxas' schedule of the page loop
+// would be 40 cycles longer.
+__device__ __forceinline__ u32 first_item_of_slot(u32 item_slot) {
+  const u32 whole_slots = min(item_slot, static_cast<u32>(kWholeSlots));  // before it
+  const u32 sharers = has_last_split(item_slot) ? kLastSplits : kSplits;
+  return gridDim.x * whole_slots + (blockIdx.x + gridDim.x * (item_slot - whole_slots)) / sharers;
+}
+
+// A thread's share of the slot's partial. There are no registers for all that it merges at once.
+template <int kDims, int kStride>
+__device__ __forceinline__ void hand_over_last_split(const Arguments& args, const ItemRow& item,
+                                                     const MergedPart<kDims, kStride>& part,
+                                                     SharedAddress slot, u32 split, int thread) {
+  const u32 index = split / kLastSplits;
+  if (part.head < args.group) store_partial(args, part, index, split % kLastSplits);
+  merge_if_last<8>(args, item, slot, index, thread);
 }
 
 // ---- Cluster, workspace, or neither
