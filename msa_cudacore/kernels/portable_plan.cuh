@@ -298,7 +298,7 @@ struct Arguments {
   u8* lse;
   i64 lse_row, lse_head;
   i32 batch;
-  u8* arrivals;  // u32 counters of partials stored into the workspace; zero between launches
+  u8* arrivals;  // u32 counters of partials stored into the workspace, zero between launches
 };
 
 struct Item {
