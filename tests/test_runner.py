@@ -459,8 +459,16 @@ def test_random_problems_merged_through_the_workspace(portable_target, without_c
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("share", [1.01, 1.2, 1.45, 2.01, 2.4])
-def test_leftovers_of_every_multiprocessor(portable_target, share, rng):
+@pytest.mark.parametrize(
+    "share, kind",
+    [
+        (1.01, "leftovers in 8"), (1.2, "leftovers in 4"), (1.45, "pairs"), (2.01, "leftovers in 8"),
+        (2.4, "leftovers in 4"), (3.05, "the last in 8 splits"), (3.2, "the last in 4 splits"),
+        (3.45, "the last in 2 splits"), (4.2, "share one more"), (6.2, "the last in 8 splits"),
+        (6.9, "the last in 2 splits"), (8.5, "share one more"), (9.1, "the last in 8 splits"),
+    ],
+)
+def test_leftovers_of_every_multiprocessor(portable_target, share, kind, rng):
     """A few items more than multiprocessors have slots for, launched and replayed from dirty workspaces."""
     import torch
 
@@ -473,7 +481,7 @@ def test_leftovers_of_every_multiprocessor(portable_target, share, rng):
     needed = portable_target.prepare(moved).workspace_bytes
     workspace = torch.full((max(needed, 16),), 0xFF, dtype=torch.uint8, device="cuda")
     runner = portable_target.prepare(moved, workspace_buffer=workspace)
-    assert device.facts(0).compute_capability != (9, 0) or "leftovers" in runner.program
+    assert device.facts(0).compute_capability != (9, 0) or kind in runner.program
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         runner()
