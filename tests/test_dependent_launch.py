@@ -66,7 +66,7 @@ def another_step(case: Case, rng: np.random.Generator) -> Case:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("items", [1, 8, 16, 32, 64, 100, 140, 200, 270, 400, 600])
+@pytest.mark.parametrize("items", [1, 8, 16, 32, 64, 100, 140, 200, 270, 350, 400, 600, 700, 810])
 def test_a_step_that_starts_early_sees_what_its_predecessor_writes_late(gpu_target, items, rng):
     torch = pytest.importorskip("torch")
     from msa_cudacore.launch.kernel import Geometry, Launch, load
