@@ -232,9 +232,10 @@ def _fill(items: int, pages: int, multiprocessors: int, roomy: bool, ids_per_lan
                     1, 1, False, 1, item_slots, warps_per_page=16 // item_slots, table=True,
                     last_splits=last_splits,
                 )
-        # Behind full rounds of four items, a fifth one on some SMs, of which each slot takes a part.
+        # Behind full rounds of four items, a fifth one on some SMs, of which each slot takes a part. Of four
+        # pages each, eight items side by side are faster.
         more = items > 4 * multiprocessors
-        if more and (items - 1) % (4 * multiprocessors) < multiprocessors and pages >= 4:
+        if more and (items - 1) % (4 * multiprocessors) < multiprocessors and pages > 4:
             return Configuration(1, 1, False, 1, item_slots=4, table=True, shared_item=True)
         # With more items than slots, CTAs come in rounds. Eight items side by side are one round instead of
         # two; with seven, two of the four schedulers are as busy as with eight.

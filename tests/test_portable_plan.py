@@ -81,8 +81,8 @@ def test_more_items_than_four_for_each_multiprocessor():
     assert [chosen(items) for items in (924, 925, 1024, 1056, 1057, 1188, 1189, 1980, 1981, 2112, 2113)] == [
         "split", 8, 8, 8, "shared", "shared", "split", "goes on", 8, 8, "shared",
     ]
-    # A shared item has a page for each slot; eight items have no room for more than 32 ids each.
-    assert [chosen(600, max_pages=pages) for pages in (3, 4)] == [8, "shared"]
+    # A shared item has more than a page for each slot; eight items have no room for more than 32 ids each.
+    assert [chosen(600, max_pages=pages) for pages in (4, 5)] == [8, "shared"]
     assert [chosen(items, topk=33) for items in (528, 529, 660, 661, 924, 925, 1056, 1057, 1189)] == [
         4, "shared", "shared", "goes on", "split", 4, 4, "shared", "split",
     ]
