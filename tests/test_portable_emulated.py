@@ -754,11 +754,12 @@ FAULTS = {
         "rank == 0 ? merged[0][half] : merged[1][half];\n    ptx"),
     "pairs: page slots have merged before they do": (PAIRS, "item_sync(place.item_slot);", ""),
     "shared: the first page of an item has arrived": (
-        SHARED, "ptx::cp_async_wait_group<kPageGroups - 1>();\n      if (rank", "if (rank"),
+        SHARED, "ptx::cp_async_wait_group<kPageGroups - 1>();\n    if (rank", "if (rank"),
     "shared: behind an odd number of pages is a place without tokens": (
         SHARED, "if (lane >= pages && first + lane < kOwnPlace)", "if (false)"),
     "shared: every slot has the scales": (SHARED, "if (index < kItemSlots)", "if (index == 0)"),
-    "shared: an item has its own scales": (SHARED, "at.scales -= kScaleBytes;\n      rank", "rank"),
+    "shared: an item has its own scales": (
+        SHARED, "at.scales -= kScaleBytes;\n    }\n    return true;", "}\n    return true;"),
     "shared: an item begins with sums of its own": (SHARED, "begin_item();\n      at.queries", "at.queries"),
     "shared: a part has left the stage": (
         SHARED, "page_sync(item_slot * kPageSlots + page_slot);  // nobody reads", "// nobody reads"),

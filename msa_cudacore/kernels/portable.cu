@@ -9,228 +9,61 @@
 #include "barrier.cuh"
 #include "control.cuh"
 #include "opaque.cuh"
-#include "portable_pairs.cuh"
-#include "portable_shared.cuh"
+#include "portable_finish.cuh"
+#include "portable_loop.cuh"
+#include "portable_start.cuh"
 
 namespace {
 
-// Meets the other warps of the item. Of 16 barriers there are none for page slots, too, with eight slots,
-// which have one page slot each.
-__device__ __forceinline__ void item_sync(u32 item_slot) {
-  if constexpr (kItemSlots > 1 || kPairs)
-    ptx::barrier_cta_sync((kItemSlots < 8 ? 1 + kItemSlots * kPageSlots : 1) + item_slot,
-                          kOwnSlots * kWarpsPerPage * 32);
-  else
-    __syncthreads();
-}
-
-// Where a warp of the CTA works.
-struct Place {
-  u32 item_slot;
-  int warp;  // of the item
-  SlotAddresses slot;
-  SharedAddress queries, item_ring;
-  u32 page_slot;
-  SharedAddress page_ring, ring;
-
-  __device__ __forceinline__ Place(SharedAddress smem, int cta_warp)
-      : item_slot(kItemSlots > 1 ? cta_warp / kItemWarps : 0),
-        warp(kItemSlots > 1 ? cta_warp % kItemWarps : cta_warp),
-        slot(smem, item_slot),
-        queries(kQueriesInGaps ? smem + 128 + item_slot * (2 * kQueryBytes) : slot.fixed + kSlotQueries),
-        item_ring(smem + kRingAt + item_slot * (kItemWarps * kWarpRingBytes)),
-        page_slot(kPageSlots > 1 ? warp / kWarpsPerPage : 0),
-        page_ring(item_ring + page_slot * (kWarpsPerPage * kWarpRingBytes)),
-        ring(item_ring + warp * kWarpRingBytes) {}
-};
-
-// A head's queries as fragments, eight threads a head, and its scale; of: 1 for a leftover's.
-__device__ __forceinline__ void stage_head(const Arguments& args, const QueryPart& query, int head, int index,
-                                           SharedAddress queries, SharedAddress slot, u32 of) {
-  const int exponent = row_exponent(query);
-  stage_query(query, exponent, head, index, queries + of * kQueryBytes);
-  if (index == 0) {
-    const RowScale row = bounded_scale(args.score_scale, exponent);
-    ptx::st_shared_v2_f32(slot + kSlotScales + of * kScaleBytes + head * 8, row.scale, row.lift);
-  }
-}
-
-// Eight warps: four select the item's pages and request the first, two parts each, and the others stage the
-// queries. The number of pages is left beside the item.
-__device__ __forceinline__ void divide_start(const Arguments& args, const Place& place, Item item, int first,
-                                             int lane) {
-  const SharedAddress slot = place.slot.fixed;
-  if (place.warp < kItemWarps / 2) {
-    // seqused comes after the ids and before it is needed.
-    const SelectedIds ids = load_ids(args, item, lane);
-    find_request(args, item);
-    Selection selection = load_pages(args, item, ids, load_seqused(args, item));
-    const PagePair pair = page_pair(args, item.kv_head, lane * 16, 2 * place.warp);
-    rank_pages(args, selection, lane);
-    if (first < selection.count)
-      request_pair(args, pair, page_of_rank(selection, first),
-                   place.page_ring + 2 * place.warp * kWarpRingBytes, lane);
-    else
-      request_nothing();
-    if (place.warp == 0) list_item(args, item, selection, place.slot, lane);
-  } else {
-    const int stager = (place.warp - kItemWarps / 2) * 32 + lane, head = stager >> 3;
-    if constexpr (kClusterMerge) open_inbox(slot, stager == kItemThreads / 2 - 32);
-    stage_head(args, load_query(args, item, head, stager & 7), head, stager & 7, place.queries, slot, 0);
-    if (stager == 0) ptx::st_shared_v2_u32(slot + kSlotItem, item.row, item.kv_head);
-    request_nothing();
-  }
-  ptx::cp_async_commit_group();
-}
-
-// An item, or a split of one. State: WarpState, or SliceState where warps cooperate. first_item: of the slot.
-// Returns the index of its next one, which may not exist.
+// A warp's work on an item, or on a split of one. State: WarpState, or SliceState where warps cooperate.
+// first_item: of the slot. Returns the index of the slot's next item, which may not exist.
+//
+// Phases, and the flags of portable_plan.cuh that change them:
+//
+//   1. start_item: ids, page ids, requests of the first pages; queries, list of pages and table into shared
+//      memory; a barrier. kEightWarps: warps divide this. kLateQueries, kOrderedLoads, kIdsFirst, kManyPages:
+//      its order. kLateValues, kFirstPages: how much is requested. kLeftovers, kSharedItem: some warps, or
+//      all, begin with another item. kLastSplit: a slot may have a split of its item.
+//   2. Behind the barrier: what is left to request of the first pages (kLateValues, kGradualStart), addresses
+//      that stay in registers, empty sums.
+//   3. The page loop: `step` for each page, by for_each_page or, for two items, for_each_page_of_both
+//      (kLeftovers) or for_each_page_of_shared (kSharedItem). kCooperative: the warps of a page meet in it.
+//      kSecondBehindScores, kManyPages: when the next page is requested.
+//   4. finish_item: warps merge to page slots, these to the item, splits to the result. kCooperative,
+//      kDividedSums, kDirectSlices: how the sums of warps meet. kClusterMerge, kHalves, kWorkspaceMerge,
+//      kLastSplit: how splits do. kSharedItem: one slot merges the parts.
 template <typename State>
 __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress smem, const Place& place,
                                            u32 index, bool first_item) {
-  const int lane = threadIdx.x & 31;
+  const int lane = place.lane;
   const SlotAddresses& slot = place.slot;
-  const int warp = place.warp, thread = warp * 32 + lane;
+  const int warp = place.warp;
   const u32 page_slot = place.page_slot, part = warp - page_slot * kWarpsPerPage;
   const u32 split = kSplit ? blockIdx.x % kSplits : 0;
+  // The slot's leftover, if there is one; a warp may begin with a piece of it, or have nothing else.
   const u32 leftover = index / kSharers;
   const bool has_leftover = kLeftovers && first_leftover() + leftover < item_count(args);
   const bool only_piece = kPairs && page_slot == kOwnSlots;
   const bool live = (kItemSlots == 1 && !kLeftovers) ||
                     (index < item_count(args) && (!only_piece || has_leftover));
-  u32 item_index = live ? index : 0;
-  // Warps that begin with a piece of a leftover know their own item by what others list.
   const bool on_piece = has_leftover && page_slot >= kOtherSlots;
+  u32 item_index = live ? index : 0;  // of the item that the warp begins with
   if (on_piece) item_index = first_leftover() + leftover;
   Item item = item_without_request(args, item_index);
-  // All warps of a slot begin with a shared item, and one lists the slot's own besides.
-  const bool has_shared = kSharedItem && has_shared_item(args), lists_own = kSharedItem && part == kOwnLister;
-  Item own = item;
+  // The item slots of a CTA may begin with parts of a shared item, ahead of the slot's own.
+  const bool has_shared = kSharedItem && has_shared_item(args);
+  const Item own = item;
   if (has_shared) item = item_without_request(args, first_leftover() + blockIdx.x);
+  const Share share = {index, leftover, has_leftover, on_piece, has_shared, live};
   u32 lane16 = lane * 16;
   RingLanes lanes = ring_lanes(place.ring, lane);
   int pages, first = split * kPageSlots + page_slot;
-  Selection selection;
-  auto arrive_at_cluster = [&] {
-    if constexpr (kClusterMerge || kPairs) {
-      __syncwarp();
-      ptx::barrier_cluster_arrive_relaxed();
-    }
-  };
-  if constexpr (kEightWarps) {
-    divide_start(args, place, item, first, lane);
-    arrive_at_cluster();
-  } else {
-    if constexpr (!kIdsFirst) find_request(args, item);
-    if constexpr (kClusterMerge) open_inbox(slot.fixed, thread == 0);
-    if constexpr (kPairs) open_pair(slot.fixed, warp == kWarpsPerPage && lane == 0);  // it has least to do
-    const SelectedIds ids = load_ids(args, item, lane);
-    SelectedIds own_ids = {};
-    if (lists_own) own_ids = load_ids(args, own, lane);
-    if constexpr (kIdsFirst) find_request(args, item);
-    if constexpr (kSharedItem) find_request(args, own);
-    // Into the second stage, whose page is requested when these copies have come with the first.
-    if constexpr (kManyPages) bring_page_ids(args, item, place.ring + kStageBytes + lane * 4);
-    const int seqused = load_seqused(args, item);
-    int own_seqused = 0;
-    if (lists_own) own_seqused = load_seqused(args, own);
-    // Queries: eight threads a head. Those of the slot's own item are the first page slot's, whose warps are
-    // oldest and so issue first, and a leftover's the last one's, or the second one's of pairs: it has least
-    // to do, and the last one most.
-    const bool of_leftover =
-        kPairs ? has_leftover && page_slot == 1 : on_piece && page_slot == kPageSlots - 1;
-    const bool brings_queries = !kLeftovers || warp < kWarpsPerPage || of_leftover;
-    Item asked = kSharedItem ? own : item;
-    if (kPairs && of_leftover) asked = item_without_request(args, first_leftover() + leftover);
-    const int head = kLeftovers ? (brings_queries ? (thread >> 3) % kHeads : kHeads) : thread >> 3;
-    const int query_index = thread & 7;
-    constexpr int kHeadsAtOnce = kItemThreads / 8;
-    constexpr int kStagings = kHeadsAtOnce < kHeads ? kHeads / kHeadsAtOnce : 1;
-    QueryPart query[kStagings];
-#pragma unroll
-    for (int i = 0; i < kStagings; ++i)
-      query[i] = load_query(args, asked, head < kHeads ? head + i * kHeadsAtOnce : args.group, query_index);
-    const bool stages_shared = has_shared && part == kSharedStager;
-    const int shared_head = place.item_slot * (kHeads / kItemSlots) + (lane >> 3);
-    QueryPart shared_query;
-    if constexpr (kSharedItem)
-      shared_query = load_query(args, item, stages_shared ? shared_head : args.group, query_index);
-    if constexpr (kManyPages) fill_table(smem, threadIdx.x);
-    selection = load_pages(args, item, ids, seqused);
-    Selection own_selection;
-    if (lists_own) own_selection = load_pages(args, own, own_ids, own_seqused);
-    const SourceLanes from_lanes = source_lanes(lane16, part);
-    const PartSources sources = part_sources(args, item.kv_head, from_lanes);
-    if constexpr (kTable && kLateQueries && !kManyPages) fill_table(smem, threadIdx.x);
-
-    auto stage_queries = [&] {
-      const u32 of = of_leftover ? 1 : 0;
-      if (kLeftovers ? head == 0 && query_index == 0 : thread == 0)
-        ptx::st_shared_v2_u32(slot.fixed + (of ? kSlotLeftover : kSlotItem), asked.row, asked.kv_head);
-      if (head >= kHeads) return;
-#pragma unroll
-      for (int i = 0; i < kStagings; ++i)
-        stage_head(args, query[i], head + i * kHeadsAtOnce, query_index, place.queries, slot.fixed, of);
-      if (stages_shared) stage_shared_head(args, shared_query, shared_head, query_index, smem);
-    };
-    if constexpr (!kLateQueries) stage_queries();
-
-    rank_pages(args, selection, lane);
-    if (has_last_split(place.item_slot))
-      keep_split<kLastSplits>(selection, last_split(place.item_slot) % kLastSplits);
-    // A slot without an item asks for nothing: its warps leave before a copy would have arrived.
-    pages = live ? selection.count : 0;
-    const int turns = turns_of_piece(args, has_leftover);
-    const int piece = piece_of_slot(index, page_slot);
-    if (on_piece)
-      first = piece;
-    else if (kPairs && page_slot >= kOtherSlots)
-      first = turns * kOtherSlots + page_slot;
-    if (has_shared) first = place.item_slot;
-#pragma unroll
-    for (int s = 0; s < kFirstPages; ++s) {
-      const int rank = first + s * kPageStride;
-      if (rank < pages) {
-        const i64 page = page_of_rank(selection, rank);
-        const u8* keys = sources.keys + page * args.k_page;
-        const u8* scales = sources.scales + page * sources.scales_page;
-        if constexpr (kLateValues)
-          request_keys(lanes, s * kStageBytes, keys, scales, from_lanes.brings_scales);
-        else
-          request_part(lanes, s * kStageBytes, keys, sources.values + page * args.v_page, scales,
-                       from_lanes.brings_scales);
-      } else if (!kLateValues) {
-        request_nothing();
-      }
-      ptx::cp_async_commit_group();
-    }
-    arrive_at_cluster();
-    if constexpr (kLeftovers) {
-      if (part == 0 && (on_piece || page_slot == 0))
-        list_turns(args, item, selection, slot, has_leftover, on_piece, piece, page_slot, turns, lane);
-    } else if constexpr (kSharedItem) {
-      if (threadIdx.x == 0) ptx::mbarrier_init(smem + kSharedArrival, kItemSlots);
-      if (has_shared && part == 0) list_part(args, item, selection, slot, place.item_slot, lane);
-      if (lists_own) {
-        rank_pages(args, own_selection, lane);
-        list_own(args, own, own_selection, slot, !has_shared, lane);
-      }
-    } else {
-      if (warp == 0) list_item(args, item, selection, slot, lane);
-    }
-    if constexpr (kLateQueries) stage_queries();
-  }
-  if (first_item) {
-    // By a shuffle: the compiler would keep the entries from item to item, and there are no registers for it.
-    const int table_thread = kManyItems ? __shfl_sync(~0u, threadIdx.x, lane) : threadIdx.x;
-    if constexpr (kTable && !kLateQueries) fill_table(smem, table_thread);
-    __syncthreads();
-  } else {
-    item_sync(place.item_slot);
-  }
+  start_item(args, smem, place, share, item, own, first_item, first, pages);
   if (!live) return ~0u;
+
+  // ---- Behind the barrier. From here on `first` and `pages` are places in the list of pages.
   if constexpr (kCooperative) pages = static_cast<int>(ptx::ld_shared_u32(slot.fixed + kSlotPages));
-  if constexpr (kLeftovers) {  // from here on places in the page slot's list
+  if constexpr (kLeftovers) {  // in the list of the page slot
     pages = static_cast<int>(ptx::ld_shared_u32(slot.fixed + kSlotEnds + page_slot * 8));
     first = static_cast<int>(ptx::ld_shared_u32(slot.fixed + kSlotFirsts + page_slot * 4));
   }
@@ -238,7 +71,7 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
     first = static_cast<int>(ptx::ld_shared_u32(slot.fixed + kSlotFirst));
     pages = has_shared ? kOwnPlace : static_cast<int>(ptx::ld_shared_u32(slot.fixed + kSlotPages));
   }
-  if constexpr (kLateValues) {
+  if constexpr (kLateValues) {  // not of a piece without pages, which lists a page without tokens
     if (first < pages && (!kLeftovers || ptx::ld_shared_u32(slot.fixed + kSlotVisible + first * 4) != 0)) {
       const ulonglong2 codes = ptx::ld_shared_v2_u64(slot.sources(first));
       request_values(lanes, 0, reinterpret_cast<const u8*>(codes.y + source_lanes(lane16, part).codes));
@@ -300,17 +133,19 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
     at.scales += kScaleBytes;
   }
   const auto queries = queries_for_all_pages({at.queries + lane16});
-  Inbox inbox[2];  // a row's
+  Inbox inbox[2];  // of rows g and g + 8
   if constexpr (kDirectSlices) {
 #pragma unroll
     for (int row = 0; row < 2; ++row) inbox[row] = inbox_of_slice(slot.fixed, split, warp, lane16 >> 4, row);
     ptx::barrier_cluster_wait();  // every inbox is open
     if (first >= pages && part == 0) push_stats(state, slot.fixed, lane16 >> 4, split, false);
   }
+
+  // ---- The page loop
   auto store_piece = [&](u32 stage) {
     if constexpr (kLeftovers) {
       u32 lane_now = lane16 >> 4;
-      ptx::opaque(lane_now);  // or what follows from it would be computed before the loop, and take registers
+      ptx::opaque(lane_now);  // or what depends on it would be computed before the loop, and take registers
       const int warp_now = threadIdx.x / 32 % kItemWarps;
       const int piece_now = piece_of_slot(index, warp_now / kWarpsPerPage);
       const SharedAddress left = place.page_ring + stage;
@@ -318,14 +153,16 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
       store_piece_half<1>(args, state, slot, left, place.item_slot, warp_now, lane_now, leftover, piece_now);
     }
   };
+  // Which part of a page a stage holds, where a warp takes two.
   const auto turn_of = [](u32 stage) { return kTurns == 1 || stage == 0 ? 0 : 1; };
-  // While a slot has a part of a shared item, its own item's end is not at hand; behind it, nothing is
-  // visible.
+  // While a slot works on a part of a shared item, `pages` is the end of that part, and the pages that follow
+  // are its own item's. Behind them the list has places without tokens.
   const auto is_visible = [&](int rank) {
     return ptx::ld_shared_u32(slot.fixed + kSlotVisible + rank * 4) != 0;
   };
+  // Refills the stage that the page of this rank has left.
   auto request_after = [&](int rank, u32 stage) {
-    if constexpr (kLeftovers) {  // one register less in the loop
+    if constexpr (kLeftovers) {  // recomputed: one register less in the loop
       u32 lane_now = lane16 >> 4;
       ptx::opaque(lane_now);
       lanes = ring_lanes(place.ring, lane_now);
@@ -337,10 +174,11 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
       request_nothing();
     ptx::cp_async_commit_group();
   };
+  // What the warp takes second, if this is its first page.
   auto request_second = [&](int rank, bool begins) {
     if constexpr (kSecondBehindScores) {
       if (!begins) return;
-      if constexpr (kTurns == 2)  // of the same page
+      if constexpr (kTurns == 2)  // the other part of the same page
         request_listed(lanes, kStageBytes, slot, rank, source_lanes(lane16, part), turn_of(kStageBytes));
       else if (kSharedItem ? is_visible(rank + kPageStride) : rank + kPageStride < pages)
         request_listed(lanes, kStageBytes, slot, rank + kPageStride, source_lanes(lane16, part));
@@ -350,14 +188,15 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
     }
   };
   auto step = [&](int rank, u32 stage, bool begins) {
-    // A cooperating warp has not yet asked for the page that follows the last one in flight.
+    // Cooperating warps request a page's successor behind its scores (refill), so this page is the only one
+    // in flight, except, without kManyPages, the first one, which was requested together with its successor.
     const bool alone = kCooperative && (kManyPages || rank != first);
     if (alone)
       wait_for_keys<1>();
     else
       wait_for_keys();
     __syncwarp();
-    if (kEightWarps && rank == first) page_sync(page_slot);  // others have asked for this warp's part
+    if (kEightWarps && rank == first) page_sync(page_slot);  // others have requested this warp's part
     const int visible = static_cast<int>(ptx::ld_shared_u32(slot.fixed + kSlotVisible + rank * 4));
     if constexpr (kCooperative) {
       const auto await_values = [&] {
@@ -381,35 +220,18 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
         attend_part(state, at, stage, own_visible, begins, [&] { request_second(rank, begins); });
       } else {
         request_second(rank, begins);
-        wait_for_values();  // the next copies go where these do
+        wait_for_values();  // or the next copies into this stage might overtake these
       }
       __syncwarp();
       if constexpr (!kLeftovers && !kSharedItem) request_after(rank, stage);
     }
   };
-  if constexpr (kLeftovers) {
-    // Until the piece ends, and then until the list does. The loop has no registers for either.
-    int rank = first;
-    u32 stage = 0;
-    while (rank < pages) {
-      int end_of_piece;
-      bool begins = true;
-#pragma unroll 1
-      while (true) {
-        step(rank, stage, begins);
-        begins = false;
-        ++rank;
-        const uint2 ends = ptx::ld_shared_v2_u32(slot.fixed + kSlotEnds + page_slot * 8);
-        pages = static_cast<int>(ends.x);
-        end_of_piece = static_cast<int>(ends.y);  // never at kNoPiece
-        if (rank == pages || rank == end_of_piece) break;
-        request_after(rank - 1, stage);
-        stage ^= kStageBytes;
-      }
-      if (rank != end_of_piece) break;
+  // A piece is stored by way of the stage that its last page has left, before that stage is refilled; while
+  // the refill is in flight it is counted, or merged if it was the last one. Pairs keep it instead.
+  auto end_piece = [&](int rank, u32 stage) {
+    if constexpr (kLeftovers) {
       if constexpr (!kPairs) store_piece(stage);
       request_after(rank - 1, stage);
-      stage ^= kStageBytes;
       u32 lane_now = lane16 >> 4;
       ptx::opaque(lane_now);
       const int warp_now = threadIdx.x / 32;
@@ -421,28 +243,17 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
       at.queries -= kQueryBytes;
       at.scales -= kScaleBytes;
     }
-  } else if constexpr (kSharedItem) {
-    // The slot's part of the shared item, where there is one, and then its own item.
-    int rank = first;
-#pragma unroll 1
-    while (true) {
-      // Anew for each item, or ptxas finds a worse schedule for the page loop (1,530 cycles for 1,340).
-      ptx::opaque(lane16);
-      ptx::opaque(at.values);
-      at.lane16 = lane16;
-      ptx::cp_async_wait_group<kPageGroups - 1>();
-      if (rank < pages) {
-        step(rank, 0, true);
-        request_after(rank, 0);
-      }
-      for (++rank; rank < pages; rank += 2) {
-        step(rank, kStageBytes, false);
-        if (rank + 1 >= pages) break;
-        request_after(rank, kStageBytes);
-        step(rank + 1, 0, false);
-        request_after(rank + 1, 0);
-      }
-      if (at.queries == place.queries) break;
+  };
+  // Addresses anew for either item, or ptxas' schedule of the page loop is worse (1,530 cycles for 1,340).
+  auto renew_addresses = [&] {
+    ptx::opaque(lane16);
+    ptx::opaque(at.values);
+    at.lane16 = lane16;
+  };
+  // A part of a shared item is stored like a piece, and the slot's own item follows. False behind that.
+  auto end_part = [&] {
+    if constexpr (kSharedItem) {
+      if (at.queries == place.queries) return false;
       u32 lane_now = lane16 >> 4;
       ptx::opaque(lane_now);
       store_part(args, state, smem, slot, place.page_ring + kStageBytes, place.item_slot,
@@ -450,98 +261,17 @@ __device__ __forceinline__ u32 attend_item(const Arguments& args, SharedAddress 
       begin_item();
       at.queries = place.queries;
       at.scales -= kScaleBytes;
-      rank = kOwnPlace;
-      pages = static_cast<int>(ptx::ld_shared_u32(slot.fixed + kSlotPages));
     }
-  } else if constexpr (kRolledLoop) {
-    u32 stage = 0;
-#pragma unroll 1
-    for (int rank = first; rank < pages; rank += kPageStride) {
-      step(rank, stage, rank == first);
-      stage = stage + kStageBytes == kWarpRingBytes ? 0 : stage + kStageBytes;
-    }
-  } else if constexpr (kTurns == 2) {
-    // A stage for each part of a page; the first part of all is apart.
-    int rank = 0;
-    if (rank < pages) step(rank, 0, true);
-    while (rank < pages) {
-      step(rank, kStageBytes, false);
-      if (++rank >= pages) break;
-      step(rank, 0, false);
-    }
+    return true;
+  };
+  if constexpr (kLeftovers) {
+    for_each_page_of_both(slot, page_slot, first, pages, step, request_after, end_piece);
+  } else if constexpr (kSharedItem) {
+    for_each_page_of_shared(slot, first, pages, step, request_after, renew_addresses, end_part);
   } else {
-    // With the first page apart, the loop begins with the second stage.
-    constexpr u32 kStageNow = kFirstApart ? kStageBytes : 0;
-    int rank = first;
-    if constexpr (kFirstApart) {
-      if (rank < pages) step(rank, 0, true);
-      rank += kPageStride;
-    }
-    // For 10.x and 12.x the compiler would unroll this 8 to 16 times, to 34,000 instructions.
-#pragma unroll 1
-    for (; rank < pages; rank += 2 * kPageStride) {
-      step(rank, kStageNow, kFirstOrigins && !kFirstApart && rank == first);
-      if (rank + kPageStride >= pages) break;
-      step(rank + kPageStride, kStageBytes - kStageNow, false);
-    }
+    for_each_page(first, pages, step);
   }
-  if constexpr (kDirectSlices) {
-#pragma unroll
-    for (int row = 0; row < 2; ++row)
-      push_values(slice_of(state, slot.fixed, warp, lane16 >> 4, row), inbox[row]);
-  }
-  ptx::cp_async_wait_group<0>();
-  __syncwarp();
-
-  // Out of what is at hand anyway: two registers less in the loop.
-  const int lane_now = lane16 >> 4, thread_now = threadIdx.x % kItemThreads;
-  const uint2 stored = ptx::ld_shared_v2_u32(slot.fixed + kSlotItem);
-  const ItemRow item_row = {static_cast<int>(stored.x), static_cast<int>(stored.y)};
-  if constexpr (!kDirectSlices) {
-    if constexpr (kCooperative) {
-      page_sync(page_slot);  // nobody reads this warp's ring any more
-      publish_slice(state, slot, place.ring, page_slot, part, lane_now);
-    } else if constexpr (kDividedSums) {
-      const OwnSums own = publish_others(state, slot, place.ring, warp, part, lane_now, only_piece ? 1 : 0);
-      page_sync(place.item_slot * kPageSlots + page_slot);
-      if constexpr (kPairs) {
-        if (only_piece) {
-          finish_leftover(args, own, slot, place.page_ring, part, lane_now);
-          return ~0u;
-        }
-      }
-      merge_divided(own, slot, place.page_ring, page_slot, part, lane_now);
-    } else {
-      publish_warp(state, slot, place.ring, warp, lane_now);
-      if (kSharedItem && place.item_slot == kMergingSlot && has_shared_item(args))
-        merge_parts(args, smem, slot, thread_now);
-      if constexpr (kPageSlots > 1) {
-        page_sync(place.item_slot * kPageSlots + page_slot);
-        merge_page(slot, place.page_ring, page_slot, thread_now % (32 * kWarpsPerPage));
-      }
-    }
-    ResultPlace to = {};
-    if constexpr (!kSplit || kHalves) {
-      const auto mine = part_of_thread<kPartDims>(thread_now);
-      to = result_place_now(args, item_row, mine.head, mine.dim);
-    }
-    item_sync(place.item_slot);
-    if (kPairs && thread_now >= kMergeThreads) return ~0u;
-    const auto merged = merge_item(slot, place.item_ring, thread_now);
-    if constexpr (kClusterMerge) ptx::barrier_cluster_wait();  // every inbox is open
-    if (has_last_split(place.item_slot)) {
-      hand_over_last_split(args, item_row, merged, slot.fixed, last_split(place.item_slot), thread_now);
-      return ~0u;
-    }
-    hand_over(args, to, merged, slot.fixed, split);
-    if constexpr (kHalves) collect_half(args, to, merged, slot.fixed, split);
-    if constexpr (kWorkspaceMerge) merge_if_last(args, item_row, slot.fixed, index, thread_now);
-  }
-  if constexpr (kClusterMerge && !kHalves) collect_partials(args, item_row, slot.fixed, split, thread_now);
-  if constexpr (kManyItems)  // out of shared memory: the loop over pages has no register for it
-    return item_row.row * args.num_kv_heads + item_row.kv_head + gridDim.x * kItemSlots;
-  else
-    return ~0u;
+  return finish_item(args, smem, place, state, index, split, part, lane16, only_piece, inbox);
 }
 
 template <typename State>
