@@ -1,8 +1,8 @@
 // Leftovers: the few items beyond the item slots of all CTAs. Each is cut into kPieces pieces, every
 // kPieces-th page, and the last page slots of kSharers item slots begin with one each. They store its
 // partial, merge the leftover if they are the last to do so, and go on with their own item, of which they
-// take fewer pages; the other page slots are busy meanwhile. So every multiprocessor has about as many pages.
-// Pairs deal them otherwise, see turns_of_piece, and keep their partials, see portable_pairs.cuh.
+// take fewer pages; meanwhile the other page slots work on the own item. So every multiprocessor has about as
+// many pages. Pairs deal them otherwise, see turns_of_piece, and keep their partials, see portable_pairs.cuh.
 #pragma once
 #include "portable_splits.cuh"
 
@@ -12,17 +12,20 @@ constexpr int kOtherSlots = kPageSlots - kPieceSlots;
 
 constexpr int kNoPiece = -1;  // as the end of a piece
 
-// Where the list of a page slot begins. In the lists of slots with a piece the pages of their own item begin
-// as many places behind that as there are turns without them, and the piece ends there, so that each can be
-// listed without the other. All that the warps of a page slot do together follows from its list, which one
+// Where the list of a page slot begins. A slot with a piece lists the piece, which ends at list_of + turns,
+// and then its own pages from there on: so the warp that lists the piece and the one that lists the own pages
+// need not know of each other. All that the warps of a page slot do together follows from its list, which one
 // warp has written, and not from what each has read of the selection.
 __device__ __forceinline__ constexpr u32 list_of(u32 page_slot) { return page_slot * (kListed / kPageSlots); }
 
-// Turns of dealing that the piece slots sit out: the size of a full piece, whatever the leftover's length, so
-// that the order of a row's sums does not depend on other requests; and one for storing its partial.
+// The pages of the own item are dealt to the page slots in turns: a turn is one page for each of them. This
+// is the number of turns that the slots with a piece sit out: the size of a full piece, whatever the
+// leftover's length, so that the order of a row's sums does not depend on other requests; and one turn for
+// storing the piece's partial.
 //
-// Of pairs, the last page slots have nothing but a leftover, and so more of it. With an eighth for those that
-// go on, each page slot has as many pages: six of three times 16. Own pages are dealt alike without leftover.
+// With pairs, the last page slots have nothing but a leftover, and so more of it. A page slot that goes on
+// with its own item gets an eighth of the leftover, and so all have the same number of pages: six of three
+// times 16. Own pages are dealt in the same way where there is no leftover.
 __device__ __forceinline__ int turns_of_piece(const Arguments& args, bool has_leftover) {
   const int pages = min(args.topk, args.max_pages);
   if constexpr (kPairs) return (pages + 2 * kStored - 1) / (2 * kStored);
@@ -45,8 +48,8 @@ static_assert(kMostTurns + (kMostLater > 0 ? kMostLater + kOwnSlots - 1 : 0) / k
 
 // What the first warp of a page slot lists: a piece, which ends where its slot's turns begin, or, for the
 // first page slot, the pages of the slot's own item, dealt to its page slots in turn, and where all lists
-// end. A piece without pages is a page without tokens: it is stored and counted as others are, so that the
-// number of arrivals does not depend on the selection.
+// end. A piece without pages lists a page without visible tokens: it is stored and counted as others are, so
+// that the number of arrivals does not depend on the selection.
 __device__ __forceinline__ void list_turns(const Arguments& args, const Item& item, Selection s,
                                            const SlotAddresses& slot, bool has_leftover, bool on_piece,
                                            int piece, u32 page_slot, int turns, int lane) {
@@ -92,7 +95,8 @@ __device__ __forceinline__ void list_turns(const Arguments& args, const Item& it
   });
 }
 
-// Half of the heads, all that the stage holds which the page slot's last page has left. 8 dims a thread.
+// A piece is stored in two halves of the heads, 8 dims a thread: the stage that the page slot's last page has
+// left holds no more.
 constexpr int kHalf = kHeads / 2;
 constexpr int kPieceDims = kHalf * kHeadDim / (32 * kWarpsPerPage);
 
@@ -115,7 +119,8 @@ __device__ __forceinline__ void store_piece_half(const Arguments& args, const Wa
   page_sync(item_slot * kPageSlots + page_slot);  // nobody reads the stage any more
 }
 
-// As with splits, equal warps of a leftover's page slots hold equal places, and the last one merges them.
+// As with splits, warps of the same index in a leftover's page slots hold the same heads and dims, so each
+// such set of warps has a counter of its own, and its last warp to arrive merges its share.
 __device__ __forceinline__ void merge_pieces_if_last(const Arguments& args, SharedAddress slot, u32 leftover,
                                                      int page_warp, int lane) {
   u8* counter = args.arrivals + (static_cast<u64>(leftover) * kWarpsPerPage + page_warp) * 4;

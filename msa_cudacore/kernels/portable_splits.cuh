@@ -233,27 +233,29 @@ __device__ __forceinline__ void merge_if_last(const Arguments& args, const ItemR
 
 // ---- Splits in the last item slots
 
-// With few more items than three quarters of the item slots, the last quarter of a CTA's slots has splits of
-// items: with four slots the fullest multiprocessor has 50 to 56 pages, and not 64. They are through long
-// before the slots with whole items, so it costs nothing that they meet in the workspace.
+// With few more items than three quarters of the item slots, each of the last quarter of a CTA's slots has a
+// split of an item instead of a whole one. With four slots, the fullest multiprocessor then has 50 to 56
+// pages instead of 64. The slots with splits finish long before those with whole items, so it costs no time
+// to merge the splits through the workspace.
 __device__ __forceinline__ bool has_last_split(u32 item_slot) {
   return kLastSplit && item_slot >= kWholeSlots;
 }
 
-// Counted over all these items: the splits of an item are in neighbouring CTAs.
+// Number of the slot's split, counted over all items with splits: those of an item are in neighbouring CTAs.
 __device__ __forceinline__ u32 last_split(u32 item_slot) {
   return blockIdx.x + gridDim.x * (item_slot - kWholeSlots);
 }
 
-// The slot's only item, unless slots go on. With an `if` for the last slots ptxas' schedule of the page loop
-// would be 40 cycles longer.
+// Index of the slot's only item or, with kManyItems, of its first one. Slots with splits have no branch here:
+// with an `if`, ptxas' schedule of the page loop would be 40 cycles longer.
 __device__ __forceinline__ u32 first_item_of_slot(u32 item_slot) {
   const u32 whole_slots = min(item_slot, static_cast<u32>(kWholeSlots));  // before it
   const u32 sharers = has_last_split(item_slot) ? kLastSplits : kSplits;
   return gridDim.x * whole_slots + (blockIdx.x + gridDim.x * (item_slot - whole_slots)) / sharers;
 }
 
-// A thread's share of the slot's partial. There are no registers for all that it merges at once.
+// Stores a thread's share of the slot's partial, and merges the item if this is the last of its splits: 8
+// dims a thread at a time, because there are no registers for more.
 template <int kDims, int kStride>
 __device__ __forceinline__ void hand_over_last_split(const Arguments& args, const ItemRow& item,
                                                      const MergedPart<kDims, kStride>& part,
