@@ -117,7 +117,8 @@ constexpr bool kFirstOrigins = !kManyItems;
 // The first page has code of its own, ahead of the loop: without the table, and with four item slots or more.
 // Others have few pages a warp, and fetching more code costs more than it saves.
 constexpr bool kFirstApart = kFirstOrigins && !kRolledLoop && (!kTable || kItemSlots >= 4);
-// Every item slot has one item, from its first page to its last, and decodes by table.
+// Every item slot has one item, or split of one, from its first page to its last, and decodes by table; with
+// kSharedItem it begins with a part of another.
 constexpr bool kWholeItems = kTable && !kCooperative && !kSplit && !kLeftovers && !kManyItems;
 
 // Order of the copies.

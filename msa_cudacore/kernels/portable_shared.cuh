@@ -1,13 +1,13 @@
 // Shared items: where full rounds of four items for each multiprocessor leave up to one item more for each,
 // the four item slots of a CTA share that fifth item. Each slot begins with a part of it, every fourth page,
 // and goes on with an item of its own. So a multiprocessor has 80 pages instead of 64 and then another round
-// of 64. A slot's list is its part of the shared item, then the pages of its own item. The page loop takes two
-// pages an iteration, one for each stage of the ring. A part with an odd number of pages, or none, is filled
-// up with places without tokens, so that both items begin with the first stage and the same code.
+// of 64. A slot's list is its part of the shared item, then the pages of its own item. The page loop takes
+// two pages an iteration, one for each stage of the ring. A part with an odd number of pages, or none, is
+// filled up with places without tokens, so that both items begin with the first stage and the same code.
 //
 // Between the two items a slot merges the sums of its warps and stores them into the workspace, by way of the
 // stage that the part's last page has left, while the first page of the own item is in flight into the other
-// stage. The slot that finishes first, which is the one with the youngest warps, then merges the four parts.
+// stage. The last slot, which has the youngest warps and finishes first, then merges the four parts.
 // One CTA stores and reads them all, so its mbarrier suffices: there is no counter in global memory and no
 // fence at device scope.
 #pragma once

@@ -241,7 +241,7 @@ __device__ __forceinline__ bool has_last_split(u32 item_slot) {
   return kLastSplit && item_slot >= kWholeSlots;
 }
 
-// Number of the slot's split, counted over all items with splits: those of an item are in neighbouring CTAs.
+// Number of the slot's split, counted over the last slots of all CTAs: an item has kLastSplits in a row.
 __device__ __forceinline__ u32 last_split(u32 item_slot) {
   return blockIdx.x + gridDim.x * (item_slot - kWholeSlots);
 }
