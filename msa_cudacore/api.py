@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import numbers
 import re
 from collections.abc import Callable
@@ -12,7 +11,6 @@ from .arguments import Tensor, allocate_like, describe
 from .contract import (
     MAX_GROUP, MAX_SEQLEN_Q, MAX_TOPK, Call, Problem, check_integer, check_splits, check_workspace, validate,
 )
-from .portable import most_shared_items
 from .program import Bound
 from .programs import select
 
@@ -283,19 +281,8 @@ def msa_nvfp4_decode_workspace_size(
     place, ordinal = _place(device)
     program, facts = select("auto", place, ordinal)
     forced = check_splits(splits)
-
-    def need(batch: int, seqlen_q: int, num_kv_heads: int, max_pages: int) -> int:
-        problem = Problem(batch, seqlen_q, num_kv_heads * group, num_kv_heads, topk, max_pages, num_pages=1)
-        return program.plan(problem, facts, forced).workspace_bytes
-
-    # A smaller batch may be split where a larger one is not; with more items than this, none is unless forced.
-    most_items = 5 * facts.multiprocessors if facts is not None else 0
-    items = num_kv_heads * seqlen_q
-    sizes = {(each, seqlen_q, num_kv_heads) for each in range(1, min(batch, most_items // items + 1))}
-    # Where item slots share some of the items, most partials are stored with just so many items in all.
-    fullest = most_shared_items(facts.multiprocessors) if facts is not None else ()
-    sizes |= {(batch, seqlen_q, num_kv_heads), *((min(batch * items, each), 1, 1) for each in fullest)}
-    return max(need(*size, max_pages) for size, max_pages in itertools.product(sizes, range(topk + 1)))
+    problem = Problem(batch, seqlen_q, num_kv_heads * group, num_kv_heads, topk, max_pages=topk, num_pages=1)
+    return program.most_workspace_bytes(problem, facts, forced)
 
 
 def _given(tensor: Tensor) -> Any:

@@ -231,6 +231,9 @@ class BlackwellProgram:
             configuration=configuration,
         )
 
+    def most_workspace_bytes(self, problem: Problem, device: DeviceFacts | None, splits: int | None) -> int:
+        return self.plan(problem, device, splits).workspace_bytes  # none, for all sizes
+
     def bind(self, call: Call, device: DeviceFacts | None, plan: Plan, workspace: Tensor | None) -> Bound:
         assert device is not None
         from .launch import device as device_module

@@ -143,6 +143,9 @@ class EmulatedProgram:
             configuration=configuration,
         )
 
+    def most_workspace_bytes(self, problem: Problem, device: DeviceFacts | None, splits: int | None) -> int:
+        return self.plan(problem, device, splits).workspace_bytes  # none, for all sizes
+
     def bind(self, call: Call, device: DeviceFacts | None, plan: Plan, workspace: Tensor | None) -> Bound:
         configuration: Configuration = plan.configuration
         if call.problem.items == 0:

@@ -8,6 +8,7 @@ facts.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -162,7 +163,7 @@ class Configuration:
         return 0 if self.pairs else self.leftovers(items, multiprocessors)
 
     def workspace_bytes(self, problem: Problem, multiprocessors: int) -> int:
-        """Float32 partials [stored items, pieces or splits, group, 128] and their (maximum, sum) pairs."""
+        """Float32 partials [stored items, parts, pieces or splits, group, 128] and (maximum, sum) pairs."""
         parts = self.item_slots if self.shared_item else self.pieces or self.splits * self.last_splits
         partials = self.stored_items(problem.items, multiprocessors) * parts
         return partials * problem.group * (128 + 2) * 4
@@ -296,7 +297,7 @@ def _last_splits(items: int, slots: int, pages: int) -> int:
     return 1
 
 
-def most_shared_items(multiprocessors: int) -> set[int]:
+def _most_shared_items(multiprocessors: int) -> set[int]:
     """Numbers of items up to which the partials that item slots store get more with every item."""
     ends = {5 * multiprocessors}
     for item_slots, most_rounds in _ROUNDS_WITH_SPLITS:
@@ -365,6 +366,26 @@ class PortableProgram:
                 f"{f', merge={merge}' if configuration.splits > 1 else ''})"
             ),
             configuration=configuration,
+        )
+
+    def most_workspace_bytes(self, problem: Problem, device: DeviceFacts | None, splits: int | None) -> int:
+        assert device is not None
+        self.plan(problem, device, splits)  # or there are too many
+        # A smaller batch may be split where a larger one is not; with more items than this, none is, unless
+        # that is forced.
+        most_items = 5 * device.multiprocessors
+        each = problem.seqlen_q * problem.num_kv_heads
+        counts = {batch * each for batch in range(1, min(problem.batch, most_items // each + 1))}
+        # Where item slots share some of the items, most partials are stored with just so many items in all.
+        counts |= {min(problem.items, items) for items in _most_shared_items(device.multiprocessors)}
+        # All that the choice and its workspace depend on are the items and the pages that one can have.
+        sizes = (
+            Problem(items, 1, problem.group, 1, problem.topk, pages, problem.num_pages)
+            for items, pages in itertools.product(counts | {problem.items}, range(problem.topk + 1))
+        )
+        return max(
+            choose_configuration(size, device, splits).workspace_bytes(size, device.multiprocessors)
+            for size in sizes
         )
 
     def bind(self, call: Call, device: DeviceFacts | None, plan: Plan, workspace: Tensor | None) -> Bound:

@@ -52,5 +52,10 @@ class Program(Protocol):
     def plan(self, problem: Problem, device: DeviceFacts | None, splits: int | None) -> Plan:
         """Choose splits and configuration. Raises ValueError naming `splits` where the factor is not served."""
 
+    def most_workspace_bytes(self, problem: Problem, device: DeviceFacts | None, splits: int | None) -> int:
+        """The largest `workspace_bytes` of the problem and of every smaller batch of it, with tables of any width.
+        Raises as :meth:`plan`.
+        """
+
     def bind(self, call: Call, device: DeviceFacts | None, plan: Plan, workspace: Tensor | None) -> Bound:
         """Compile, load and bind; afterwards nothing is resolved, allocated or looked up."""

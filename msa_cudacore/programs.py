@@ -36,6 +36,9 @@ class ReferenceProgram:
             raise ValueError(f"splits is {splits}; backend 'reference' accepts 1")
         return Plan(splits=1, workspace_bytes=0, description="reference(float64)")
 
+    def most_workspace_bytes(self, problem: Problem, device: DeviceFacts | None, splits: int | None) -> int:
+        return self.plan(problem, device, splits).workspace_bytes  # none, for all sizes
+
     def bind(self, call: Call, device: DeviceFacts | None, plan: Plan, workspace: Tensor | None) -> Bound:
         from .reference import decode, round_to_bf16
 
