@@ -70,6 +70,19 @@ class Case:
         names = (*ARRAYS, "k_global_scale", "v_global_scale", "seqlen_q", "softmax_scale")
         return {name: getattr(self, name) for name in names}
 
+    def requests(self, first: int, end: int) -> Case:
+        """The requests from `first` to before `end` as a batch of their own, on the same pool."""
+        tokens = slice(first * self.seqlen_q, end * self.seqlen_q)
+        return replace(
+            self,
+            q=self.q[tokens],
+            q2k_indices=self.q2k_indices[:, tokens],
+            page_table=self.page_table[first:end],
+            seqused_k=self.seqused_k[first:end],
+            expected_out=None if self.expected_out is None else self.expected_out[tokens],
+            expected_lse=None if self.expected_lse is None else self.expected_lse[tokens],
+        )
+
     def exact(self) -> tuple[np.ndarray, np.ndarray]:
         """(out, lse) in float64 from the oracle; for cases of NumPy arrays."""
         arguments = self.arguments()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from msa_cudacore import prepare_msa_nvfp4_sparse_decode
-from msa_cudacore.cases import LAYOUTS, Case, random_case
+from msa_cudacore.cases import LAYOUTS, random_case
 from msa_cudacore.exact_cases import exact_cases, expect, fixture, odd_stride_cases
 from msa_cudacore.hard_cases import attention_sink
 from msa_cudacore.reference import compare, round_to_bf16
@@ -21,21 +21,16 @@ def bits(results: tuple[np.ndarray, np.ndarray]) -> tuple[bytes, bytes]:
     return tuple(array.tobytes() for array in results)
 
 
-def rows_of(case: Case, request: int) -> Case:
-    """One request of a batch as a batch of its own; the pool is shared."""
-    rows = slice(request * case.seqlen_q, (request + 1) * case.seqlen_q)
-    return replace(
-        case,
-        q=case.q[rows],
-        q2k_indices=case.q2k_indices[:, rows],
-        page_table=case.page_table[request : request + 1],
-        seqused_k=case.seqused_k[request : request + 1],
-    )
-
-
 @pytest.mark.parametrize("name", EXACT)
 def test_exact_answers(target, name):
     target.check(EXACT[name])
+
+
+@pytest.mark.parametrize("name", [name for name, case in EXACT.items() if case.batch > 1])
+def test_exact_answers_of_a_part_of_the_batch(main_target, name):
+    case = EXACT[name].requests(1, EXACT[name].batch)
+    assert case.expected_out is not None
+    main_target.check(case)
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -264,7 +259,7 @@ def test_rows_do_not_depend_on_their_batch(main_target, rng):
         out, lse = main_target.run(case, splits=splits)
         for request in range(case.batch):
             rows = slice(request * 2, request * 2 + 2)
-            alone = main_target.run(rows_of(case, request), splits=splits)
+            alone = main_target.run(case.requests(request, request + 1), splits=splits)
             assert bits((out[rows], lse[rows])) == bits(alone), f"request {request}, splits {splits}"
 
 
@@ -273,16 +268,9 @@ def test_rows_differ_by_two_units_at_most_when_splits_follow_the_batch(main_targ
     case = random_case(
         rng, group=16, num_kv_heads=2, seqlen_q=1, topk=16, lengths=rng.integers(1, 2049, 128), hostile=False
     )
-    first = main_target.run(rows_of(case, 0))[0]
+    first = main_target.run(case.requests(0, 1))[0]
     for batch in (8, 32, 128):
-        some = replace(
-            case,
-            q=case.q[:batch],
-            q2k_indices=case.q2k_indices[:, :batch],
-            page_table=case.page_table[:batch],
-            seqused_k=case.seqused_k[:batch],
-        )
-        out = main_target.run(some)[0][:1]
+        out = main_target.run(case.requests(0, batch))[0][:1]
         # bfloat16 has 8 significant bits; small elements carry the absolute error of the row's large ones.
         unit = 2.0**-7 * np.maximum(
             np.abs(first.astype(float)), np.abs(first.astype(float)).max(axis=-1, keepdims=True) / 8

@@ -428,12 +428,8 @@ def test_pairs_with_and_without_a_leftover(ctas, schedule, rng):
     case = random_case(rng, seqlen_q=1, num_kv_heads=1, topk=19, lengths=lengths, group=16)
     program = replace(PAIRS, multiprocessors=ctas, fits=False)
     check(case, program, schedule, ctas)
-    alone = replace(
-        case, q=case.q[:ctas], q2k_indices=case.q2k_indices[:, :ctas], page_table=case.page_table[:ctas],
-        seqused_k=case.seqused_k[:ctas], expected_out=None, expected_lse=None,
-    )
-    (out, lse), (alone_out, alone_lse) = launch(case, program), launch(alone, program)
-    assert out[:ctas].tobytes() == alone_out.tobytes() and lse[:ctas].tobytes() == alone_lse.tobytes()
+    out, lse = launch(case, program)
+    assert bits((out[:ctas], lse[:ctas])) == bits(launch(case.requests(0, ctas), program))
 
 
 @pytest.mark.parametrize("schedule", ["random", "eager", "late"])
@@ -449,12 +445,8 @@ def test_ctas_with_and_without_a_shared_item(multiprocessors, items, schedule, r
     check(case, program, schedule, items)
     own = 4 * program.configuration.ctas(items, multiprocessors)
     assert 0 < items - own <= multiprocessors
-    alone = replace(
-        case, q=case.q[:own], q2k_indices=case.q2k_indices[:, :own], page_table=case.page_table[:own],
-        seqused_k=case.seqused_k[:own], expected_out=None, expected_lse=None,
-    )
-    (out, lse), (alone_out, alone_lse) = launch(case, program), launch(alone, FOUR_ITEMS)
-    assert out[:own].tobytes() == alone_out.tobytes() and lse[:own].tobytes() == alone_lse.tobytes()
+    out, lse = launch(case, program)
+    assert bits((out[:own], lse[:own])) == bits(launch(case.requests(0, own), FOUR_ITEMS))
 
 
 @pytest.mark.parametrize("schedule", ["random", "eager", "late"])
@@ -479,16 +471,12 @@ def test_last_item_slots_with_and_without_splits(slots, multiprocessors, items, 
     own = kind.whole_slots * kind.ctas(items, multiprocessors)
     assert own < items
     check(case, program, schedule, items)
-    alone = replace(
-        case, q=case.q[:own], q2k_indices=case.q2k_indices[:, :own], page_table=case.page_table[:own],
-        seqused_k=case.seqused_k[:own], expected_out=None, expected_lse=None,
-    )
     others = replace(
         case, seqused_k=np.array([*np.roll(case.seqused_k[:own], 1), *case.seqused_k[own:]]),
         expected_out=None, expected_lse=None,
     )
     results, others_results = launch(case, program), launch(others, program)
-    assert bits(tuple(array[:own] for array in results)) == bits(launch(alone, whole))
+    assert bits(tuple(array[:own] for array in results)) == bits(launch(case.requests(0, own), whole))
     for array, other_array in zip(results, others_results):
         assert array[own:].tobytes() == other_array[own:].tobytes()
 
