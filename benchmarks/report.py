@@ -279,7 +279,6 @@ def _chains(results: dict[str, Any]) -> list[str]:
     if not chains:
         return []
     timed = [one for one in chains if "ways" in one]
-    missing = [one for one in chains if "ways" not in one]
     lines = [
         "## Dependent launches",
         "",
@@ -295,10 +294,14 @@ def _chains(results: dict[str, Any]) -> list[str]:
     headings = ["row", "items", "steps", *figures, "gain", "read before"]
     if timed:
         lines += [*_table(headings, [_chain(one) for one in timed]), ""]
-    if missing:
-        lines += [f"* {one['row']}: {one.get('skipped') or one['failed']}" for one in missing]
-        lines.append("")
-    return lines
+    return [*lines, *_missing(chains, "ways")]
+
+
+def _missing(records: list[dict[str, Any]], measured: str) -> list[str]:
+    """Why records lack what was to be measured."""
+    missing = [one for one in records if measured not in one]
+    lines = [f"* {one['row']}: {one.get('skipped') or one['failed']}" for one in missing]
+    return [*lines, ""] if lines else []
 
 
 def _chain(one: dict[str, Any]) -> list[str]:
@@ -331,11 +334,7 @@ def _sweep(results: dict[str, Any]) -> list[str]:
     ]
     headings = ["items", "configuration", "ours", "ceiling", "ours / ceiling"]
     lines += [*_table(headings, [_ends(stretch) for stretch in _stretches(results)], left=2), ""]
-    missing = [one for one in results[SWEEP] if "ours" not in one]
-    if missing:
-        lines += [f"* {one['row']}: {one.get('skipped') or one['failed']}" for one in missing]
-        lines.append("")
-    return lines
+    return [*lines, *_missing(results[SWEEP], "ours")]
 
 
 def _stretches(results: dict[str, Any]) -> list[list[Point]]:
