@@ -192,7 +192,11 @@ def choose_configuration(problem: Problem, device: DeviceFacts, splits: int | No
         if splits == 1 and roomy:
             return Configuration(1, 1, False, ids_per_lane, item_slots=4, table=True)
         return Configuration(1, splits, splits > 1 and device.clusters, ids_per_lane)
-    choice = _fill(problem.items, pages, device.multiprocessors, roomy, ids_per_lane)
+    choice = (
+        _fill(problem.items, pages, device.multiprocessors, ids_per_lane)
+        if roomy
+        else _fill_others(problem.items, pages, device.multiprocessors)
+    )
     return replace(
         choice, ids_per_lane=ids_per_lane,
         cluster_merge=choice.cluster_merge and choice.splits > 1 and device.clusters,
@@ -202,81 +206,99 @@ def choose_configuration(problem: Problem, device: DeviceFacts, splits: int | No
     )
 
 
-def _fill(items: int, pages: int, multiprocessors: int, roomy: bool, ids_per_lane: int) -> Configuration:
-    """The crossovers were measured on an H200 (docs/portable.md); others scale with their multiprocessors.
+def _fill(items: int, pages: int, multiprocessors: int, ids_per_lane: int) -> Configuration:
+    """For 9.0 with all of its shared memory. The crossovers were measured on an H200 (docs/portable.md);
+    others scale with their multiprocessors.
 
-    `pages` is the most that an item can have; `roomy` is 9.0 with all of its shared memory. Whether there are
-    clusters at all is the caller's, and so is the width of the ids, for which eight items have no room.
+    `pages` is the most that an item can have. The width of the ids is the caller's; eight items have no room
+    for two ids a lane.
     """
 
-    def slots(most: int) -> int:
-        return min(most, _power_of_two_at_least(pages))
+    def splits_of(pages_each: int, most: int) -> int:
+        return min(most, _power_of_two_at_least(-(-pages // pages_each)))
 
-    def parts(most: int, side_by_side: int = 1) -> int:
-        return min(most, _power_of_two_at_least(-(-pages // side_by_side)))
-
+    four = 3 * multiprocessors < items <= 4 * multiprocessors
+    if pages <= 4 and multiprocessors < items <= 5 * multiprocessors and not (four and pages > 2):
+        # Five CTAs of four cooperating warps fit an SM. With few pages they end before larger ones with as
+        # many items, but for four of three or four pages.
+        splits = 2 if pages > 2 and 2 * items <= 3 * multiprocessors else 1
+        return Configuration(1, splits, True, 1, cooperative=True)
     if items > 2 * multiprocessors:
-        if not roomy:
-            return Configuration(1, 1, False, 1)
-        # Two items on every SM and pieces of a few more, where whole items would leave three on some.
-        pieces, piece_slots = _pieces(items - 2 * multiprocessors, 2 * multiprocessors, pages)
-        if piece_slots == 1:
-            return Configuration(2, 1, False, 1, item_slots=2, table=True, pieces=pieces, piece_slots=1)
-        # Six items or three on every SM and splits of a few more, where whole items would be eight or four on
-        # some; in full rounds of CTAs. Eight items have no room for more than 32 ids each.
-        for item_slots, most_rounds in _ROUNDS_WITH_SPLITS:
-            rounds = -(-items // (item_slots * multiprocessors))
-            last_slots = rounds * multiprocessors * item_slots // 4
-            last_splits = _last_splits(items - 3 * last_slots, last_slots, pages)
-            if last_splits > 1 and rounds <= most_rounds and (item_slots == 4 or ids_per_lane == 1):
-                return Configuration(
-                    1, 1, False, 1, item_slots, warps_per_page=16 // item_slots, table=True,
-                    last_splits=last_splits,
-                )
-        # Behind full rounds of four items, a fifth one on some SMs, of which each slot takes a part. Of four
-        # pages each, eight items side by side are faster.
-        more = items > 4 * multiprocessors
-        if more and (items - 1) % (4 * multiprocessors) < multiprocessors and pages > 4:
-            return Configuration(1, 1, False, 1, item_slots=4, table=True, shared_item=True)
-        # With more items than slots, CTAs come in rounds. Eight items side by side are one round instead of
-        # two; with seven, two of the four schedulers are as busy as with eight.
-        full = -items % (8 * multiprocessors) < multiprocessors
-        if more and ids_per_lane == 1 and (full or items <= 6 * multiprocessors):
-            return Configuration(1, 1, False, 1, item_slots=8, warps_per_page=2, table=True)
-        # Where the last round would leave a slot of every multiprocessor empty, slots that go on by
-        # themselves end earlier; full rounds are as good.
-        many_items = more and -items % (4 * multiprocessors) >= multiprocessors
-        return Configuration(1, 1, False, 1, item_slots=4, many_items=many_items, table=True)
+        return _fill_item_slots(items, pages, multiprocessors, ids_per_lane)
     if items > multiprocessors:
-        page_slots = slots(2)
-        if not roomy:
-            return Configuration(page_slots, 1, False, 1)
-        # The same with one item, where whole items would leave two on some.
+        # One item on every SM and pieces of a few more, where whole items would leave two on some.
         pieces, piece_slots = _pieces(items - multiprocessors, multiprocessors, pages)
         if pieces:
             return Configuration(4, 1, False, 1, table=True, pieces=pieces, piece_slots=piece_slots)
-        return Configuration(page_slots, 1, False, 1, item_slots=4 // page_slots, table=True)
-    if items > multiprocessors // 2:
-        return Configuration(slots(4 if roomy else 2), 1, False, 1, table=roomy)
-    if items > multiprocessors // 4:
-        page_slots = slots(4 if roomy else 2)
-        # Clusters of two find a place on every multiprocessor, larger ones do not.
-        return Configuration(page_slots, parts(2, page_slots), True, 1, table=roomy, cooperative=roomy)
-    # Of clusters of eight, a GPC of 18 multiprocessors takes two where a CTA has one to itself, and four
-    # where two share one: 15 and 30 on an H200. One cluster more makes some of them wait; CTAs that merge
-    # through the workspace fill every multiprocessor.
-    if roomy and 22 * items > 5 * multiprocessors and pages > 8:
-        return Configuration(4, 4, False, 1, cooperative=True)
-    if roomy and 44 * items > 5 * multiprocessors and 8 * items <= multiprocessors and pages > 8:
-        return Configuration(2, 8, False, 1, cooperative=True)
-    if items > 8 or not roomy:
-        # As long as every CTA of a cluster of eight has a multiprocessor to itself, eight warps to a page.
-        warps = 8 if roomy and 44 * items <= 5 * multiprocessors else 4
-        return Configuration(1, parts(8), True, 1, warps_per_page=warps, cooperative=True)
+        return Configuration(2, 1, False, 1, item_slots=2, table=True)
+    # Three CTAs of four splits, or of eight, fit an SM. The fullest one then has 12 pages, or 6, where whole
+    # items would be 16, and halves 8. A cluster lies in one GPC: of 18 multiprocessors this one takes 13
+    # clusters of four, or six of eight; an H200 takes 92 or 45.
+    if 2 * items > multiprocessors:
+        if 3 * items <= 2 * multiprocessors and pages > 4:
+            return Configuration(1, 4, True, 1, cooperative=True)
+        page_slots = min(4, _power_of_two_at_least(pages))
+        return Configuration(page_slots, 1, False, 1, table=True, cooperative=pages <= 8)
+    if (4 if pages <= 4 else 3) * items > multiprocessors and pages > 2:
+        # Clusters of two find a place on every multiprocessor.
+        return Configuration(splits_of(2, 4), 2, True, 1, table=True, cooperative=True)
+    # Where a CTA has a multiprocessor to itself, a GPC of 18 takes two clusters of eight and four of four; an
+    # H200 takes 15 and 30. A 16th of eight would share; CTAs that merge through the workspace need not.
+    alone = 44 * items <= 5 * multiprocessors
+    if not alone and pages > 8:
+        if 8 * items <= multiprocessors:
+            return Configuration(2, 8, False, 1, cooperative=True)
+        if 22 * items <= 5 * multiprocessors:
+            return Configuration(4, 4, True, 1, table=True, cooperative=True)
     # Of 128 multiprocessors in at most eight GPCs, one GPC has 16, one for each CTA of a cluster of 16. With
     # fewer, as on a part of a GPU, perhaps none has; a cluster of 8 fits everywhere.
-    most = 16 if multiprocessors >= 128 else 8
-    return Configuration(1, parts(most), True, 1, warps_per_page=8, cooperative=True)
+    splits = splits_of(1, 16 if items <= 8 and multiprocessors >= 128 else 8)
+    # Eight warps to a page where every CTA has a multiprocessor to itself, or one page and two find room.
+    eight_warps = alone or (pages <= splits and (splits < 8 or 22 * items <= 5 * multiprocessors))
+    return Configuration(1, splits, True, 1, warps_per_page=8 if eight_warps else 4, cooperative=True)
+
+
+def _fill_item_slots(items: int, pages: int, multiprocessors: int, ids_per_lane: int) -> Configuration:
+    """The same with more than two items for each multiprocessor: CTAs of two, four or eight."""
+    # Two items on every SM and pieces of a few more, where whole items would leave three on some.
+    pieces, piece_slots = _pieces(items - 2 * multiprocessors, 2 * multiprocessors, pages)
+    if piece_slots == 1:
+        return Configuration(2, 1, False, 1, item_slots=2, table=True, pieces=pieces, piece_slots=1)
+    # Six items or three on every SM and splits of a few more, where whole items would be eight or four on
+    # some; in full rounds of CTAs. Eight items have no room for more than 32 ids each.
+    for item_slots, most_rounds in _ROUNDS_WITH_SPLITS:
+        rounds = -(-items // (item_slots * multiprocessors))
+        last_slots = rounds * multiprocessors * item_slots // 4
+        last_splits = _last_splits(items - 3 * last_slots, last_slots, pages)
+        if last_splits > 1 and rounds <= most_rounds and (item_slots == 4 or ids_per_lane == 1):
+            return Configuration(
+                1, 1, False, 1, item_slots, warps_per_page=16 // item_slots, table=True,
+                last_splits=last_splits,
+            )
+    # Behind full rounds of four items, a fifth one on some SMs, of which each slot takes a part. Of four
+    # pages each, eight items side by side are faster.
+    more = items > 4 * multiprocessors
+    if more and (items - 1) % (4 * multiprocessors) < multiprocessors and pages > 4:
+        return Configuration(1, 1, False, 1, item_slots=4, table=True, shared_item=True)
+    # With more items than slots, CTAs come in rounds. Eight items side by side are one round instead of
+    # two; with seven, two of the four schedulers are as busy as with eight.
+    full = -items % (8 * multiprocessors) < multiprocessors
+    if more and ids_per_lane == 1 and (full or items <= 6 * multiprocessors):
+        return Configuration(1, 1, False, 1, item_slots=8, warps_per_page=2, table=True)
+    # Where the last round would leave a slot of every multiprocessor empty, slots that go on by
+    # themselves end earlier; full rounds are as good.
+    many_items = more and -items % (4 * multiprocessors) >= multiprocessors
+    return Configuration(1, 1, False, 1, item_slots=4, many_items=many_items, table=True)
+
+
+def _fill_others(items: int, pages: int, multiprocessors: int) -> Configuration:
+    """For devices without room for the table; these crossovers were not measured."""
+    page_slots = min(2, _power_of_two_at_least(pages))
+    if items > multiprocessors // 2:
+        return Configuration(page_slots if items <= 2 * multiprocessors else 1, 1, False, 1)
+    if items > multiprocessors // 4:
+        return Configuration(page_slots, min(2, _power_of_two_at_least(-(-pages // page_slots))), True, 1)
+    return Configuration(1, min(8, _power_of_two_at_least(pages)), True, 1, cooperative=True)
 
 
 def _pieces(leftovers: int, slots: int, pages: int) -> tuple[int, int]:

@@ -61,6 +61,18 @@ def test_portable_program_fits_every_part(arch):
         assert shared <= SHARED_BYTES_PER_BLOCK[arch], (configuration, shared)
 
 
+def test_as_many_small_ctas_fit_an_sm_as_the_choice_counts_on():
+    """Registers of compute capability 9.0: 65,536 an SM, given out to warps in eights a thread (CUDA C++
+    Programming Guide, technical specifications; occupancy calculator, allocation unit 256 a warp).
+    """
+    for configuration in portable_configurations("sm_90a"):
+        if configuration.block == 128 and configuration.cooperative:
+            count = 5 if configuration.splits == 1 and not configuration.table else 3
+            registers = -(-cubin(configuration, "sm_90a").resources()[ENTRY].registers // 8) * 8
+            if not configuration.table:
+                assert count * 128 * registers <= 65536, configuration
+
+
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_120a"])
 def test_portable_program_waits_before_it_touches_global_memory(arch, assert_waits_first):
     for configuration in portable_configurations(arch):

@@ -47,7 +47,7 @@ def test_leftovers_smooth_the_steps_behind_one_and_two_items_for_each_multiproce
     assert [chosen(items) for items in (264, 265, 297, 298, 330, 331)] == [
         (2, 0, 0), (2, 8, 1), (2, 8, 1), (2, 4, 1), (2, 4, 1), (4, 0, 0),
     ]
-    assert chosen(133, max_pages=7) == (1, 4, 1) and chosen(133, max_pages=3) == (2, 0, 0)
+    assert chosen(133, max_pages=7) == (1, 4, 1) and chosen(133, max_pages=4) == (1, 0, 0)
 
 
 def test_pairs_of_ctas_share_leftovers_where_clusters_of_two_take_all_multiprocessors():
@@ -82,7 +82,8 @@ def test_more_items_than_four_for_each_multiprocessor():
         "split", 8, 8, 8, "shared", "shared", "split", "goes on", 8, 8, "shared",
     ]
     # A shared item has more than a page for each slot; eight items have no room for more than 32 ids each.
-    assert [chosen(600, max_pages=pages) for pages in (4, 5)] == [8, "shared"]
+    assert [chosen(600, max_pages=pages) for pages in (4, 5)] == [1, "shared"]
+    assert [chosen(1100, max_pages=pages) for pages in (4, 5)] == ["goes on", "shared"]
     assert [chosen(items, topk=33) for items in (528, 529, 660, 661, 924, 925, 1056, 1057, 1189)] == [
         4, "shared", "shared", "goes on", "split", 4, 4, "shared", "split",
     ]
@@ -110,7 +111,7 @@ def test_the_last_item_slots_have_splits_where_few_multiprocessors_would_have_it
         (8, 1), (8, 8), (8, 8), (8, 4), (8, 4), (8, 2), (8, 2), (8, 1),
     ]
     assert [chosen(397, max_pages=pages) for pages in (1, 3, 4, 7, 8)] == [
-        (4, 1), (4, 2), (4, 4), (4, 4), (4, 8),
+        (1, 1), (4, 2), (4, 4), (4, 4), (4, 8),
     ]
     # In rounds of CTAs; eight items have no room for more than 32 ids each.
     assert [chosen(items) for items in (1188, 1189, 1238, 1287, 1386, 1387)] == [
@@ -126,25 +127,67 @@ def test_the_last_item_slots_have_splits_where_few_multiprocessors_would_have_it
     assert c.workspace_bytes(problem(batch=440, hkv=1), 132) == 44 * 2 * 16 * (128 + 2) * 4
 
 
+def clusters_that_fit(configuration: Configuration) -> int:
+    """On an H200, whose GPCs have 18 multiprocessors, 16 and 8. Registers let 12 or 16 warps be resident."""
+    registers = {4: 3, 8: 2, 16: 1}[configuration.block // 32]
+    shared = device().shared_bytes_per_multiprocessor // (configuration.shared_bytes + 1024)
+    resident = min(registers, shared)
+    return sum(gpc * resident // configuration.cluster for gpc in [18] * 6 + [16, 8])
+
+
 def test_small_batches_cooperate_in_clusters_that_fit():
-    """Of four CTAs or more only where two fit an SM: an H200's 132 SMs have room for 30 clusters of four. One
-    more than fit would wait, and then there are no clusters.
+    """An H200's 132 SMs have room for 15 clusters of eight and 30 of four with one CTA an SM, for 45 and 92 with
+    three. One more than fit would wait.
     """
 
-    def chosen(items):
-        c = choose_configuration(problem(batch=items, hkv=1), device())
+    def chosen(items, **sizes):
+        c = choose_configuration(problem(batch=items, hkv=1, **sizes), device())
         return c.splits, c.page_slots, c.warps_per_page, c.cooperative
 
     assert [chosen(items) for items in (1, 8)] == [(16, 1, 8, True)] * 2
     assert [chosen(items) for items in (9, 15)] == [(8, 1, 8, True)] * 2
-    assert [chosen(items) for items in (17, 30)] == [(8, 1, 4, True)] * 2
-    assert [chosen(items) for items in (16, 31, 33)] == [(8, 2, 4, True), (4, 4, 4, True), (4, 4, 4, True)]
-    assert [chosen(items) for items in (34, 64, 66)] == [(2, 4, 4, True)] * 3
-    for items in range(1, 67):
-        c = choose_configuration(problem(batch=items, hkv=1), device())
-        assert c.cluster_merge == (items not in (16, 31, 32, 33))
-        two_fit = 2 * c.shared_bytes <= device().shared_bytes_per_block and c.block <= 256
-        assert not c.cluster_merge or c.splits <= 2 or two_fit
+    assert chosen(16) == (8, 2, 4, True)
+    assert [chosen(items) for items in (17, 30)] == [(4, 4, 4, True)] * 2
+    assert [chosen(items) for items in (31, 44)] == [(8, 1, 4, True)] * 2
+    assert [chosen(items) for items in (45, 64, 66)] == [(2, 4, 4, True)] * 3
+    assert [chosen(items) for items in (67, 88)] == [(4, 1, 4, True)] * 2
+    assert [chosen(items) for items in (89, 132)] == [(1, 4, 4, False)] * 2
+    for items, pages in itertools.product(range(1, 133), (1, 2, 3, 4, 5, 8, 9, 16)):
+        c = choose_configuration(problem(batch=items, hkv=1, max_pages=pages), device())
+        assert c.cluster_merge == (c.splits > 1 and (items != 16 or pages <= 8))
+        # Two clusters of 16 with eight warps a CTA find room where one of their CTAs has an SM to itself.
+        assert not c.cluster_merge or items <= clusters_that_fit(c)
+
+
+def test_few_pages_are_cooperated_on():
+    """Up to two pages, four, and eight, by the number of items."""
+
+    def chosen(items, pages):
+        c = choose_configuration(problem(batch=items, hkv=1, max_pages=pages), device())
+        return c.splits, c.page_slots, c.warps_per_page, c.cooperative
+
+    assert [chosen(items, 1) for items in (1, 66, 67, 132, 133, 660)] == [
+        (1, 1, 8, True), (1, 1, 8, True), (1, 1, 4, True), (1, 1, 4, True), (1, 1, 4, True), (1, 1, 4, True),
+    ]
+    assert [chosen(items, 2) for items in (1, 66, 67, 132, 133, 660)] == [
+        (2, 1, 8, True), (2, 1, 8, True), (1, 2, 4, True), (1, 2, 4, True), (1, 1, 4, True), (1, 1, 4, True),
+    ]
+    for pages in (3, 4):
+        assert [chosen(items, pages) for items in (1, 33, 34, 66, 67, 132)] == [
+            (4, 1, 8, True), (4, 1, 8, True), (2, 2, 4, True), (2, 2, 4, True), (1, 4, 4, True), (1, 4, 4, True),
+        ]
+        assert [chosen(items, pages) for items in (133, 198, 199, 396, 397, 528, 529, 660)] == [
+            (2, 1, 4, True), (2, 1, 4, True), (1, 1, 4, True), (1, 1, 4, True), (1, 1, 4, False),
+            (1, 1, 4, False), (1, 1, 4, True), (1, 1, 4, True),
+        ]
+    for pages in (5, 8):
+        assert [chosen(items, pages) for items in (1, 30, 31, 44, 45, 66, 67, 88, 89, 132)] == [
+            (8, 1, 8, True), (8, 1, 8, True), (8, 1, 4, True), (8, 1, 4, True), (2, 4, 4, True),
+            (2, 4, 4, True), (4, 1, 4, True), (4, 1, 4, True), (1, 4, 4, True), (1, 4, 4, True),
+        ]
+    # The five CTAs that fit an SM.
+    five = choose_configuration(problem(batch=660, hkv=1, max_pages=2), device())
+    assert five.ctas(660, 132) == 660 and 5 * (five.shared_bytes + 1024) <= 228 * 1024
 
 
 @pytest.mark.parametrize(
@@ -348,7 +391,7 @@ def test_the_stated_workspace_size_serves_smaller_batches_too(monkeypatch, items
         ]
         size = msa_nvfp4_decode_workspace_size(items, 1, "cuda", topk=topk, group=group)
         assert size == max(needs)
-        assert (size > 0) == (items >= (16 if topk > 8 else 133 if topk >= 4 else 397))
+        assert (size > 0) == (items >= (16 if topk > 8 else 397))
 
 
 @pytest.mark.parametrize(("kv_heads", "seqlen_q"), [(7, 1), (4, 8)])
