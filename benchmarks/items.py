@@ -24,7 +24,7 @@ from . import environment
 from .candidates import TRIAL_SAMPLES, Bench, Ours, Prepared, Unavailable, replayed
 from .ceiling import BulkCeiling, RegisterCeiling
 from .check import Oracle
-from .rows import SWEEP, SWEPT, TOPK, Row
+from .rows import SWEEP, SWEPT, Row
 from .workload import Workload, first_requests
 
 __all__ = ["NAME", "Sweep", "build", "counts", "stretches"]
@@ -52,7 +52,7 @@ def _configuration(program: Program, facts: DeviceFacts, row: Row, batch: int) -
         seqlen_q=row.seqlen_q,
         num_q_heads=row.num_q_heads,
         num_kv_heads=row.num_kv_heads,
-        topk=TOPK,
+        topk=row.topk,
         max_pages=row.num_pages // row.batch,
         num_pages=row.num_pages,
     )

@@ -46,6 +46,8 @@ class Row:
     group: int
     seqlen_q: int = 1
     ragged: bool = False
+    topk: int = TOPK
+    """Pages that every query token selects for each KV head."""
     b200_us: float | None = None
     """Published time of the reference program on a B200, microseconds; None for rows of ours."""
     b300_us: float | None = None
@@ -115,9 +117,9 @@ def _row(
         group,
         int(queries[1:]),
         "ragged" in rest,
-        b200_us,
-        b300_us,
-        at_most,
+        b200_us=b200_us,
+        b300_us=b300_us,
+        at_most=at_most,
     )
 
 
@@ -226,7 +228,7 @@ class Selection:
 
 
 def select_pages(row: Row, rng: np.random.Generator) -> Selection:
-    """Draw a step: each (token, KV head) selects its last page and 15 random others of its request."""
+    """Draw a step: each (token, KV head) selects its last page and random others of its request."""
     lengths = row.lengths
     blocks = -(-lengths // PAGE_SIZE)
     max_pages = int(blocks.max())
@@ -240,11 +242,11 @@ def select_pages(row: Row, rng: np.random.Generator) -> Selection:
     block = np.arange(max_pages)
     draw = rng.random((row.num_kv_heads, row.tokens, max_pages))
     draw = np.where(block > last[:, None], -1.0, np.where(block == last[:, None], 2.0, draw))
-    count = min(TOPK, max_pages)
+    count = min(row.topk, max_pages)
     chosen = np.argpartition(-draw, count - 1, axis=-1)[..., :count]
     beyond = np.take_along_axis(draw, chosen, axis=-1) < 0
     chosen = np.sort(np.where(beyond, max_pages, chosen), axis=-1)
-    indices = np.full((row.num_kv_heads, row.tokens, TOPK), -1, np.int32)
+    indices = np.full((row.num_kv_heads, row.tokens, row.topk), -1, np.int32)
     indices[..., :count] = np.where(chosen == max_pages, -1, chosen)
 
     q = rng.standard_normal((row.tokens, row.num_q_heads, HEAD_DIM), dtype=np.float32).astype(

@@ -364,7 +364,10 @@ class PortableProgram:
 
     def plan(self, problem: Problem, device: DeviceFacts | None, splits: int | None) -> Plan:
         assert device is not None
-        configuration = choose_configuration(problem, device, splits)
+        return self.plan_of(choose_configuration(problem, device, splits), problem, device)
+
+    def plan_of(self, configuration: Configuration, problem: Problem, device: DeviceFacts) -> Plan:
+        """How a configuration, chosen or not, would run a problem."""
         last_splits = configuration.last_splits
         if problem.items * configuration.splits > 2**31 - 1:
             raise ValueError(
