@@ -127,6 +127,6 @@ class Ours:
             bench.stopwatch.capture(runner.launch),
             runner.out,
             runner.lse,
-            description=f"{runner.program}, splits={runner.splits}",
+            description=runner.program,
             keep=runner,
         )

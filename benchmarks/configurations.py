@@ -38,7 +38,7 @@ from .rows import TOPK, Row
 from .timing import Stopwatch
 from .workload import Step, Workload, build
 
-__all__ = ["admitted", "command", "problem_of"]
+__all__ = ["Forced", "admitted", "command", "measure", "problem_of", "row_of"]
 
 _CONTEXT = 512
 """Pages of a request's context where an item selects the whole top-k."""
@@ -47,7 +47,7 @@ _CLOSE = 1.12
 """Configurations up to this many times the best first figure are timed again, by turns."""
 _ITEMS = (
     1, 2, 4, 8, 9, 12, 15, 16, 17, 20, 24, 28, 30, 31, 32, 33, 36, 40, 44, 45, 50, 58, 66, 67, 76, 88, 89, 100, 116, 132,
-    133, 148, 149, 165, 166, 182, 198, 199, 231, 264, 265, 297, 298, 330, 331, 363, 396, 397, 412, 430, 462, 463, 528,
+    133, 148, 149, 165, 166, 182, 198, 199, 231, 264, 265, 280, 281, 330, 331, 363, 396, 397, 412, 430, 462, 463, 528,
     529, 594, 660, 661, 792, 793, 858, 924, 925, 1056, 1057, 1188,
 )  # fmt: skip
 """Each side of every change of configuration on 132 multiprocessors with 16 pages, and some between."""
@@ -86,8 +86,8 @@ def _shapes(pages: int, facts: DeviceFacts) -> Iterator[Configuration]:
         for cluster, table, cooperative in itertools.product(clusters, (False, roomy), (False, True)):
             if splits < 16 or cluster:
                 yield Configuration(page_slots, splits, cluster, 1, table=table, cooperative=cooperative)
-            if cooperative and page_slots == 1:
-                yield Configuration(1, splits, cluster, 1, warps_per_page=8, cooperative=True, table=table)
+            if cooperative and page_slots == 1 and not table and (splits < 16 or cluster):
+                yield Configuration(1, splits, cluster, 1, warps_per_page=8, cooperative=True)
     for item_slots, page_slots in ((2, 1), (2, 2), (4, 1)):
         yield Configuration(page_slots, 1, False, 1, item_slots, table=roomy)
     if not roomy:
@@ -124,8 +124,8 @@ def _takes(one: Configuration, problem: Problem, multiprocessors: int) -> bool:
 
 
 @dataclass(frozen=True)
-class _Runner:
-    """A configuration that was not necessarily chosen, prepared as the public function prepares the chosen one."""
+class Forced:
+    """A configuration, chosen or not, prepared as the public function prepares the chosen one."""
 
     configuration: Configuration
     workload: Workload
@@ -147,7 +147,7 @@ class _Runner:
         return Prepared(bench.stopwatch.capture(runner.launch), runner.out, runner.lse, keep=runner)
 
 
-def _measure(row: Row, bench: Bench, seed: int) -> dict[Configuration, float]:
+def measure(row: Row, bench: Bench, seed: int) -> dict[Configuration, float]:
     """Median microseconds of each admitted configuration, the chosen one first: of one decode step or, for those
     that come close to the best, of four in turn, whose results are checked.
     """
@@ -155,14 +155,14 @@ def _measure(row: Row, bench: Bench, seed: int) -> dict[Configuration, float]:
     oracle = Oracle(workload, rows=2, seed=seed)
     medians: dict[Configuration, float] = {}
     for one in admitted(problem_of(row), bench.stopwatch.facts):
-        replay = _Runner(one, workload, bench).prepare(workload.steps[0]).replay
-        medians[one] = bench.stopwatch.time([replay], samples=_TRIAL_SAMPLES, idle_before=not medians).median
+        step = Forced(one, workload, bench).prepare(workload.steps[0])
+        medians[one] = bench.stopwatch.time([step.replay], samples=_TRIAL_SAMPLES, idle_before=not medians).median
     close: dict[Configuration, list[Callable[[], None]]] = {}
-    kept = []
+    kept = []  # a graph does not keep its runner
     for one in medians:
         if one != next(iter(medians)) and medians[one] > _CLOSE * min(medians.values()):
             continue
-        prepared = [_Runner(one, workload, bench).prepare(step) for step in workload.steps]
+        prepared = [Forced(one, workload, bench).prepare(step) for step in workload.steps]
         kept.append(prepared)
         close[one] = [step.replay for step in prepared]
         checked = oracle.check(replayed(prepared, close[one], bench), Ours.format, ours=True)
@@ -201,14 +201,17 @@ def command(
     items: tuple[int, ...], pages: tuple[int, ...], topk: int, device: int, seed: int, output: Path | None
 ) -> None:
     """Time every configuration of the portable program, and print how far the chosen one is from the best."""
-    bench = Bench(Stopwatch(device), choose(device))
+    try:
+        bench = Bench(Stopwatch(device), choose(device))
+    except RuntimeError as error:
+        raise click.ClickException(str(error)) from error
     facts = bench.stopwatch.facts
-    rows = [_row(count, each, topk) for each, count in itertools.product(pages, items)]
+    rows = [row_of(count, each, topk) for each, count in itertools.product(pages, items)]
     _compile({one for row in rows for one in admitted(problem_of(row), facts)}, facts)
     names: dict[Configuration, str] = {}
     figures = []
     for row in rows:
-        medians = _measure(row, bench, seed)
+        medians = measure(row, bench, seed)
         chosen, best = next(iter(medians)), min(medians, key=medians.__getitem__)
         each = min(row.topk, row.num_pages // row.batch)
         click.echo(
@@ -241,7 +244,8 @@ def command(
         click.echo(f"wrote {output}")
 
 
-def _row(items: int, pages: int, topk: int) -> Row:
+def row_of(items: int, pages: int, topk: int) -> Row:
+    """Requests with one KV head of 16 query heads, so that they are items, of which each selects `pages` pages."""
     tokens = PAGE_SIZE * (pages if pages < topk else max(_CONTEXT, pages))
     return Row(f"{items} items of {pages} pages", "sweep", items, tokens, 1, 16, topk=topk)
 

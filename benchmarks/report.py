@@ -105,7 +105,7 @@ def points(results: dict[str, Any]) -> list[Point]:
 
 def _specialisation(configuration: str) -> str:
     """What a configuration says beyond the program's name, the architecture and that nothing is split."""
-    return re.sub(r"^\w+\(\w+, (.*)\)", r"\1", configuration).removesuffix(", splits=1")
+    return re.sub(r"^\w+\(\w+, (.*)\)", r"\1", configuration).removeprefix("splits=1, ")
 
 
 def failures(results: dict[str, Any]) -> list[str]:

@@ -85,9 +85,10 @@ class Configuration:
     @property
     def description(self) -> str:
         """What the choice was, for logs."""
-        parts = ["short" if self.short else f"{self.stages} stages", f"{self.ctas} CTAs"]
+        stages = "short" if self.short else f"{self.stages} stages"
+        parts = [f"splits={self.splits}", stages, f"{self.ctas} CTAs"]
         if self.unsplit_rounds:
-            parts.append(f"{self.unsplit_rounds} whole rounds, last round split in {self.splits}")
+            parts.append(f"{self.unsplit_rounds} whole rounds, the last round split")
         return ", ".join(parts)
 
 

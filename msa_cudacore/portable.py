@@ -227,41 +227,40 @@ def _fill(items: int, pages: int, multiprocessors: int, ids_per_lane: int) -> Co
         return _fill_item_slots(items, pages, multiprocessors, ids_per_lane)
     if items > multiprocessors:
         # One item on every SM and pieces of a few more, where whole items would leave two on some.
-        pieces, piece_slots = _pieces(items - multiprocessors, multiprocessors, pages)
+        pieces, piece_slots = _pieces(items - multiprocessors, multiprocessors, 1, pages)
         if pieces:
             return Configuration(4, 1, False, 1, table=True, pieces=pieces, piece_slots=piece_slots)
         return Configuration(2, 1, False, 1, item_slots=2, table=True)
-    # Three CTAs of four splits, or of eight, fit an SM. The fullest one then has 12 pages, or 6, where whole
-    # items would be 16, and halves 8. A cluster lies in one GPC: of 18 multiprocessors this one takes 13
-    # clusters of four, or six of eight; an H200 takes 92 or 45.
+    # A cluster lies in one GPC, so its size goes by how many find room. Three CTAs of one page fit an SM: of four
+    # splits then 92 clusters run at once on an H200, of eight 45. The fullest SM has 12 pages, or 6, where whole
+    # items would be 16 and halves 8.
     if 2 * items > multiprocessors:
         if 3 * items <= 2 * multiprocessors and pages > 4:
             return Configuration(1, 4, True, 1, cooperative=True)
         page_slots = min(4, _power_of_two_at_least(pages))
         return Configuration(page_slots, 1, False, 1, table=True, cooperative=pages <= 8)
-    if (4 if pages <= 4 else 3) * items > multiprocessors and pages > 2:
-        # Clusters of two find a place on every multiprocessor.
+    # With an SM for each CTA, 15 clusters of eight run at once, 30 of four and 66 of two. Where one more would
+    # share, CTAs that merge through the workspace need not.
+    if 22 * items > 5 * multiprocessors and pages > 2:
+        if 4 * items <= multiprocessors and pages > 4:
+            return Configuration(2, 4, False, 1, table=True, cooperative=True)
+        if 3 * items <= multiprocessors and pages > 4:
+            return Configuration(1, 8, True, 1, cooperative=True)
         return Configuration(splits_of(2, 4), 2, True, 1, table=True, cooperative=True)
-    # Where a CTA has a multiprocessor to itself, a GPC of 18 takes two clusters of eight and four of four; an
-    # H200 takes 15 and 30. A 16th of eight would share; CTAs that merge through the workspace need not.
-    alone = 44 * items <= 5 * multiprocessors
-    if not alone and pages > 8:
+    if 44 * items > 5 * multiprocessors and pages > 8:
         if 8 * items <= multiprocessors:
-            return Configuration(2, 8, False, 1, cooperative=True)
-        if 22 * items <= 5 * multiprocessors:
-            return Configuration(4, 4, True, 1, table=True, cooperative=True)
+            return Configuration(2, 8, False, 1, table=True, cooperative=True)
+        return Configuration(4, 4, True, 1, table=True, cooperative=True)
     # Of 128 multiprocessors in at most eight GPCs, one GPC has 16, one for each CTA of a cluster of 16. With
     # fewer, as on a part of a GPU, perhaps none has; a cluster of 8 fits everywhere.
     splits = splits_of(1, 16 if items <= 8 and multiprocessors >= 128 else 8)
-    # Eight warps to a page where every CTA has a multiprocessor to itself, or one page and two find room.
-    eight_warps = alone or (pages <= splits and (splits < 8 or 22 * items <= 5 * multiprocessors))
-    return Configuration(1, splits, True, 1, warps_per_page=8 if eight_warps else 4, cooperative=True)
+    return Configuration(1, splits, True, 1, warps_per_page=8, cooperative=True)
 
 
 def _fill_item_slots(items: int, pages: int, multiprocessors: int, ids_per_lane: int) -> Configuration:
     """The same with more than two items for each multiprocessor: CTAs of two, four or eight."""
     # Two items on every SM and pieces of a few more, where whole items would leave three on some.
-    pieces, piece_slots = _pieces(items - 2 * multiprocessors, 2 * multiprocessors, pages)
+    pieces, piece_slots = _pieces(items - 2 * multiprocessors, multiprocessors, 2, pages)
     if piece_slots == 1:
         return Configuration(2, 1, False, 1, item_slots=2, table=True, pieces=pieces, piece_slots=1)
     # Six items or three on every SM and splits of a few more, where whole items would be eight or four on
@@ -301,12 +300,13 @@ def _fill_others(items: int, pages: int, multiprocessors: int) -> Configuration:
     return Configuration(1, min(8, _power_of_two_at_least(pages)), True, 1, cooperative=True)
 
 
-def _pieces(leftovers: int, slots: int, pages: int) -> tuple[int, int]:
+def _pieces(leftovers: int, multiprocessors: int, item_slots: int, pages: int) -> tuple[int, int]:
     """Into how many pieces leftovers are cut, and how many of them an item slot takes; 0, 0 where too many
     are left over or pages too few.
     """
-    for pieces, each in ((8, 1), (4, 1), (4, 2)):
-        if pages >= pieces and leftovers * pieces <= slots * each:
+    # Small pieces pay as long as no CTA has two of them.
+    for pieces, each, most in ((8, 1, 1), (4, 1, item_slots), (4, 2, 2 * item_slots)):
+        if pages >= pieces and leftovers * pieces <= multiprocessors * most:
             return pieces, each
     return 0, 0
 
@@ -379,7 +379,8 @@ class PortableProgram:
             splits=configuration.splits,
             workspace_bytes=configuration.workspace_bytes(problem, device.multiprocessors),
             description=(
-                f"portable({exact_arch(device.compute_capability)}, item_slots={configuration.item_slots}"
+                f"portable({exact_arch(device.compute_capability)}, splits={configuration.splits}, "
+                f"item_slots={configuration.item_slots}"
                 f"{' for many items' if configuration.many_items else ''}"
                 f"{' that share one more' if configuration.shared_item else ''}"
                 f"{f', the last in {last_splits} splits' if last_splits > 1 else ''}, "
@@ -388,7 +389,8 @@ class PortableProgram:
                 f"{', cooperative' if configuration.cooperative else ''}"
                 f"{f', leftovers in {configuration.pieces} pieces' if configuration.pieces else ''}"
                 f"{' of pairs' if configuration.pairs else ''}"
-                f"{f', merge={merge}' if configuration.splits > 1 else ''})"
+                f"{f', merge={merge}' if configuration.splits > 1 else ''}"
+                f"{', more than 32 ids' if configuration.ids_per_lane > 1 else ''})"
             ),
             configuration=configuration,
         )

@@ -58,11 +58,11 @@ constexpr int kStored = kLeftovers ? kPieces : kSharedItem ? kItemSlots : kLastS
 // The number of warps resident on an SM sets the registers a thread may have: 128 with 16 warps on 9.0; 168
 // with 12 warps on 8.0 and 10.x, where ptxas would spill at 128; on the parts with 100 KB of shared memory
 // (8.6, 8.9, 12.x) no more than 8 warps fit. Many splits mean few CTAs, which gain more from registers
-// (kRoomy) than from a second CTA on their SM.
+// (kRoomy) than from 16 warps on their SM: three CTAs of four warps, or one of eight.
 constexpr int kArch = __CUDA_ARCH__;
 constexpr bool kSmallSharedMemory = kArch == 860 || kArch == 890 || kArch >= 1200;
 constexpr bool kRoomy = kWarps <= 8 && (kSplits >= 4 || kWarpsPerPage == 8);
-constexpr int kResidentWarps = kSmallSharedMemory || kRoomy ? 8 : kArch == 900 ? 16 : 12;
+constexpr int kResidentWarps = kSmallSharedMemory ? 8 : kArch == 900 && !kRoomy ? 16 : 12;
 constexpr int kResidentCtas = kResidentWarps > kWarps ? kResidentWarps / kWarps : 1;
 
 // ---- What may be combined
@@ -73,6 +73,7 @@ static_assert(kWarpsPerPage == 4 || (kWarpsPerPage == 8 && kCooperative) ||
               "a warp takes 32 or 16 tokens at a time");
 static_assert(kPageSlots == 1 || kPageSlots == 2 || kPageSlots == 4, "page slots");
 static_assert(kWarpsPerPage == 4 || kPageSlots == 1, "eight warps share the CTA's only page");
+static_assert(kWarpsPerPage != 8 || !kTable, "at their start eight warps fill no table");
 static_assert(kItemSlots < 8 || (kTable && kPageSlots == 1 && kIdsPerLane == 1 && !kManyItems),
               "eight item slots have room for 32 ids each");
 static_assert(kWarps <= 16, "128 registers a thread and the ring limit a CTA to 16 warps");
