@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable
 from contextlib import contextmanager
@@ -212,6 +213,8 @@ def decode(
 
     from .case_file import load
 
+    if os.path.exists(target) and os.path.samefile(source, target):
+        raise ValueError(f"--output {target} is the file of --input {source}; accepted is any other, so that the problem stays")
     case = load(source)
     decoded = _decode(case, backend, framework, splits, quiet=as_json)
     with _naming(target), open(target, "wb") as file:

@@ -173,6 +173,19 @@ def test_decode_names_the_argument_that_does_not_fit(saved, tmp_path):
     )
 
 
+@pytest.mark.parametrize("link", [None, "symlink_to", "hardlink_to"])
+def test_decode_does_not_write_over_its_problem(saved, tmp_path, link):
+    path, _ = saved
+    before, out = path.read_bytes(), path
+    if link is not None:
+        out = tmp_path / "out.npz"
+        getattr(out, link)(path)
+    assert f"--output {out} is the file of --input {path}" in error_of("decode", "--input", path, "--output", out)
+    assert path.read_bytes() == before
+    message = error_of("decode", "--input", tmp_path / "nothing.npz", "--output", path)
+    assert "No such file" in message and "nothing.npz" in message
+
+
 def test_a_gpu_program_without_a_gpu_is_one_line(monkeypatch):
     def absent(ordinal):
         raise device.DriverUnavailable("cuda:0 cannot be used: no driver\nmore lines")
