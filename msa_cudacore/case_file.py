@@ -21,6 +21,7 @@ key                      value
 ``softmax_scale``        optional float, 1/sqrt(128) when left out or NaN
 =======================  =====================================================================================
 
+A file with any other key is refused: a misspelled optional one would be left out in silence.
 Files are read without pickle. Values are kept; strides of views are not.
 """
 
@@ -51,6 +52,10 @@ _DAMAGE = (
     SyntaxError, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error, lzma.LZMAError,
 )
 _DIMENSIONS = {"q": 3, "q2k_indices": 3, "page_table": 2, "seqused_k": 1}
+_KEYS = (
+    "q", "q_dtype", *_PARTS, "pool", "num_kv_heads", "scale_dtype", *_INTEGERS, "k_global_scale", "v_global_scale",
+    "seqlen_q", "softmax_scale",
+)
 
 
 def save(case: Case, path: str | os.PathLike) -> None:
@@ -76,8 +81,8 @@ def save(case: Case, path: str | os.PathLike) -> None:
 def load(path: str | os.PathLike) -> Case:
     """Read a case; its pool is one planar allocation.
 
-    Raises ValueError or TypeError, naming the file and the key, for a file that is no npz, a missing key, a wrong dtype or
-    shape; OSError when the file cannot be opened.
+    Raises ValueError or TypeError, naming the file and the key, for a file that is no npz, a missing or an unknown key, a
+    wrong dtype or shape; OSError when the file cannot be opened.
     """
     path = os.fspath(path)
     with open(path, "rb") as file:
@@ -109,6 +114,8 @@ def _case(data: dict[str, np.ndarray], name: str) -> Case:
     missing = [key for key in needed if key not in data]
     if missing:
         raise ValueError(f"missing {', '.join(missing)}; the file holds {', '.join(sorted(data)) or 'nothing'}")
+    if unknown := sorted(set(data) - set(_KEYS)):
+        raise ValueError(f"unknown {', '.join(unknown)}; accepted are {', '.join(_KEYS)}")
     for key, dimensions in _DIMENSIONS.items():
         if data[key].ndim != dimensions:
             raise ValueError(f"{key} has shape {data[key].shape}; accepted are {dimensions} dimensions")
