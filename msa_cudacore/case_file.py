@@ -4,7 +4,7 @@
 key                      value
 =======================  =====================================================================================
 ``q``                    [batch * seqlen_q, Hq, 128]: bfloat16 bits as uint16 with ``q_dtype`` "bfloat16", or
-                         float32/float64/float16, rounded to bfloat16 on loading
+                         floats of any width, rounded to bfloat16 on loading
 ``q_dtype``              "bfloat16" when ``q`` is uint16
 ``k``, ``v``             uint8 [pages, Hkv, 128, 64]: packed E2M1
 ``k_scale``              uint8 [pages, Hkv, 128, 8]: E4M3, token-major
@@ -12,9 +12,9 @@ key                      value
 ``pool``                 instead of those four: uint8 [pages, page_bytes] with ``num_kv_heads``, or
                          [pages, 2, Hkv, 128, 72]
 ``scale_dtype``          optional: "uint8" (default) or "float8_e4m3fn", the type of the scale views handed over
-``q2k_indices``          int32 [Hkv, batch * seqlen_q, topk]
-``page_table``           int32 [batch, max_pages]
-``seqused_k``            int32 [batch]
+``q2k_indices``          integers of any width, in the range of int32: [Hkv, batch * seqlen_q, topk]
+``page_table``           such integers: [batch, max_pages]
+``seqused_k``            such integers: [batch]
 ``k_global_scale``       positive float
 ``v_global_scale``       positive float
 ``seqlen_q``             optional integer, 1 when left out

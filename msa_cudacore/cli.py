@@ -191,17 +191,20 @@ def decode(
 
     \b
     The input npz holds:
-      q                [batch * seqlen_q, Hq, 128]: float32, or bfloat16 bits
-                       as uint16 with q_dtype = "bfloat16"
+      q                [batch * seqlen_q, Hq, 128]: bfloat16 bits as uint16
+                       with q_dtype = "bfloat16", or floats of any width,
+                       rounded to bfloat16
       k, v             uint8 [pages, Hkv, 128, 64]
       k_scale, v_scale uint8 [pages, Hkv, 128, 8], v_scale swizzled
-      q2k_indices      int32 [Hkv, batch * seqlen_q, topk]
-      page_table       int32 [batch, max_pages]
-      seqused_k        int32 [batch]
+      q2k_indices      integers [Hkv, batch * seqlen_q, topk]
+      page_table       integers [batch, max_pages]
+      seqused_k        integers [batch]
       k_global_scale, v_global_scale, and optionally seqlen_q, softmax_scale,
       scale_dtype ("float8_e4m3fn"); or, for the four cache arrays, one
       pool: uint8 [pages, page_bytes] with num_kv_heads, or
       [pages, 2, Hkv, 128, 72].
+    Integers may have any width; values beyond int32 are refused, and so is
+    any other key.
 
     \b
     The output npz holds:
