@@ -334,6 +334,19 @@ def test_installed_command_runs_in_a_process():
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "batch is -3" in done.stderr
 
 
+# bench
+
+
+def test_bench_lists_what_it_would_measure():
+    assert "no row is called, or begins with, 'nope'" in error_of("bench", "--list", "--rows", "nope")
+    assert "--peers names 'nope'" in error_of("bench", "--list", "--peers", "nope")
+    listed = json.loads(run("bench", "--list", "--json", "--rows", "tp4_b1_,tp8", "--peers", "triton").stdout)
+    assert [row["name"] for row in listed["rows"]] == ["tp8_b128_kv64k_q1", "tp4_b1_kv1m_q1"]
+    assert (listed["chained"], listed["sweep"], listed["peers"]) == (["tp4_b1_kv1m_q1"], None, ["triton"])
+    printed = run("bench", "--list", "--rows", "items").stdout
+    assert "items: a sweep" in printed and "Peers: none" in printed and "tp1_" not in printed
+
+
 # doctor
 
 
