@@ -92,6 +92,13 @@ def test_demo_speaks_json():
     assert facts["microseconds"] > 0 and 0 < facts["rounding_floor"] < 3e-3
 
 
+def test_demo_says_when_the_oracle_is_held_against_itself(capsys):
+    facts = json.loads(run("demo", *SMALL, "--backend", "reference", "--json").stdout)
+    for backend in ("reference", "portable"):
+        cli._print_table(facts | {"backend": backend})
+        assert ("matches the oracle, which is this program itself" in capsys.readouterr().out) == (backend == "reference")
+
+
 def test_demo_saves_a_problem_that_decode_takes(tmp_path):
     problem, results = tmp_path / "problem.npz", tmp_path / "results.npz"
     assert run("demo", *SMALL, "--save", problem, "--seed", "5").exit_code == 0
