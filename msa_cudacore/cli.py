@@ -100,7 +100,13 @@ def main(debug: bool) -> None:
 
 
 _FILE = click.Path(dir_okay=False)
-_BACKEND = click.option("--backend", default="auto", show_default=True, help="auto, or a program by name (see doctor).")
+# Names and ranges stand here as text, since what knows them takes long to import; the tests compare the two.
+_BACKEND = click.option(
+    "--backend",
+    default="auto",
+    show_default=True,
+    help="auto or its synonym cake; or one program: blackwell, portable, reference, emulated (see doctor).",
+)
 _FRAMEWORK = click.option(
     "--framework",
     type=click.Choice(["auto", "numpy", "cuda", "torch", "cupy"]),
@@ -108,17 +114,19 @@ _FRAMEWORK = click.option(
     show_default=True,
     help="Whose arrays carry the problem; cuda is bare device memory, numpy the host.",
 )
-_SPLITS = click.option("--splits", type=int, default=None, help="CTAs for each work item; chosen when left out.")
+_SPLITS = click.option(
+    "--splits", type=int, default=None, help="CTAs for each work item: 1, 2, 4, 8, of the reference 1; chosen when left out."
+)
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 
 
 @main.command(short_help="Decode one step on the best device here, and check it.")
-@click.option("--batch", type=int, default=4, show_default=True, help="Requests.")
-@click.option("--tokens", type=int, default=4096, show_default=True, help="Longest context; the shortest is half.")
-@click.option("--q-heads", type=int, default=64, show_default=True)
-@click.option("--kv-heads", type=int, default=4, show_default=True)
-@click.option("--seqlen-q", type=int, default=1, show_default=True, help="Query tokens of each request.")
-@click.option("--topk", type=int, default=16, show_default=True, help="Pages that each row selects.")
+@click.option("--batch", type=int, default=4, show_default=True, help="Requests, 1 to 1048576.")
+@click.option("--tokens", type=int, default=4096, show_default=True, help="Longest context, 1 to 16777216; the shortest is half.")
+@click.option("--q-heads", type=int, default=64, show_default=True, help="Query heads: 1 to 16 for each KV head.")
+@click.option("--kv-heads", type=int, default=4, show_default=True, help="KV heads, 1 to 1024.")
+@click.option("--seqlen-q", type=int, default=1, show_default=True, help="Query tokens of each request, 1 to 32.")
+@click.option("--topk", type=int, default=16, show_default=True, help="Pages that each query token selects for each KV head, 1 to 64.")
 @click.option("--seed", type=int, default=None, help="Of the random data; fresh data when left out.")
 @click.option("--save", type=_FILE, default=None, help="Also write the problem, for `decode`.")
 @click.option(

@@ -11,10 +11,11 @@ import pytest
 from click.testing import CliRunner
 from msa_cudacore.launch import device
 
-from msa_cudacore import cli, doctor, emulated
+from msa_cudacore import blackwell, cli, doctor, emulated, portable
 from msa_cudacore import demo as demo_module
 from msa_cudacore.cases import random_case
 from msa_cudacore.demo import build_case, decode_case
+from msa_cudacore.programs import backends
 from msa_cudacore.reference import compare
 from msa_cudacore.transfer import BF16
 
@@ -213,6 +214,16 @@ def test_usage_errors_are_one_line():
     assert "No such command 'unknown'. See 'main --help'." in error_of("unknown")
     assert "No such option" in error_of("--unknown")
     assert "'--input'. See" in error_of("decode")
+
+
+def test_help_states_the_ranges_and_names_that_are_accepted():
+    text = " ".join(run("demo", "--help").stdout.split())
+    for option in ("batch", "tokens", "kv-heads", "seqlen-q", "topk"):
+        accepted = error_of("demo", f"--{option}", str(2**40)).rpartition("from ")[2]
+        assert accepted in text[text.index(f"--{option} ") :].split(" --")[0], option
+    assert f"1 to {error_of('demo', '--kv-heads', '1', '--q-heads', '1025').rpartition(' to ')[2]} for each KV head" in text
+    assert all(name in text[text.index("--backend") : text.index("--framework")] for name in backends())
+    assert all(", ".join(map(str, splits)) in text for splits in (blackwell.SPLITS, portable.SPLITS))
 
 
 def test_an_interrupt_is_no_failed_check(monkeypatch):
