@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from collections.abc import Iterable
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -150,10 +151,10 @@ def demo(
     """
     from .demo import SMALL_CASE, build_case
 
-    with _progress(quiet=as_json) as track:
+    with _progress("Writing the NVFP4 cache", quiet=as_json) as track:
         case = build_case(
             batch=batch, tokens=tokens, num_q_heads=q_heads, num_kv_heads=kv_heads, seqlen_q=seqlen_q, topk=topk,
-            seed=seed, progress=lambda items, total: track(items, total, "Writing the NVFP4 cache"),
+            seed=seed, progress=track,
         )
     if save is not None:
         with _naming(save):
@@ -170,8 +171,6 @@ def demo(
     if emulate and not emulator_missing:
         problem = build_case(**SMALL_CASE, seed=seed)
         text = "Running the Blackwell kernel in the emulator (the first run compiles the emulator: about a minute)"
-        if not (as_json or sys.stderr.isatty()):
-            click.echo(f"{text} ...", err=True)
         small = _facts(problem, _decode(problem, "emulated", "numpy", None, quiet=as_json, text=text), check=True, quiet=as_json)
         facts["emulated"] = small
         if not as_json:
@@ -294,11 +293,12 @@ def _naming(path: str):
 
 
 def _decode(
-    case: Any, backend: str, framework: str, splits: int | None, *, quiet: bool, text: str = "Compiling and decoding"
+    case: Any, backend: str, framework: str, splits: int | None, *, quiet: bool, text: str | None = None
 ) -> Any:
     from .demo import decode_case
 
-    with _status(text, quiet=quiet):
+    emulating = "Decoding in the PTX emulator (its first use compiles it, which takes one to two minutes)"
+    with _status(text or (emulating if backend == "emulated" else "Compiling and decoding"), quiet=quiet):
         return decode_case(case, backend=backend, framework=framework, splits=splits)
 
 
@@ -372,31 +372,44 @@ def _print_table(facts: dict[str, Any], title: str = "NVFP4 sparse decode") -> N
 
 
 @contextmanager
-def _progress(*, quiet: bool):
-    """Yields track(items, total, text), which shows a bar on stderr while items are taken."""
+def _progress(text: str, *, quiet: bool):
+    """Yields track(items, total), which shows a bar on stderr while items are taken; off terminals as `_status`."""
     if quiet or not sys.stderr.isatty():
-        yield lambda items, total, text: items
+        with _status(text, quiet=quiet):
+            yield lambda items, total: items
         return
     from rich.console import Console
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
 
-        def track(items: Iterable[int], total: int, text: str) -> Iterable[int]:
+        def track(items: Iterable[int], total: int) -> Iterable[int]:
             return bar.track(items, total=total, description=text)
 
         yield track
 
 
+_PATIENCE = 2.0
+"""Seconds of silence in a log before a line says what takes so long: a quick error stays one line."""
+
+
 @contextmanager
 def _status(text: str, *, quiet: bool):
-    if quiet or not sys.stderr.isatty():
+    """Names a phase on stderr: a spinner on terminals, elsewhere one line if it lasts."""
+    if quiet:
         yield
-        return
-    from rich.console import Console
+    elif sys.stderr.isatty():
+        from rich.console import Console
 
-    with Console(stderr=True).status(text):
-        yield
+        with Console(stderr=True).status(text):
+            yield
+    else:
+        line = threading.Timer(_PATIENCE, click.echo, [f"{text} ..."], {"err": True})
+        line.start()
+        try:
+            yield
+        finally:
+            line.cancel()
 
 
 if __name__ == "__main__":

@@ -22,6 +22,12 @@ from msa_cudacore.transfer import BF16
 SMALL = ["--batch", "2", "--tokens", "300", "--q-heads", "8", "--kv-heads", "2", "--no-emulate"]
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """Which phases last depends on the machine, so none is said to."""
+    monkeypatch.setattr(cli, "_PATIENCE", 600)
+
+
 def run(*arguments: str):
     return CliRunner().invoke(cli.main, [str(a) for a in arguments])
 
@@ -123,6 +129,21 @@ def test_decode_without_check_computes_no_oracle_twice(saved, tmp_path):
     assert result.exit_code == 0 and "ok" not in facts
     with np.load(results) as data:
         assert compare(data["out"].view(BF16), data["lse"], *case.exact())
+
+
+def test_phases_that_last_are_named_where_no_terminal_shows_them(monkeypatch, saved, tmp_path):
+    class AtOnce:
+        def __init__(self, interval, function, args, kwargs):
+            self.start, self.cancel = lambda: function(*args, **kwargs), lambda: None
+
+    monkeypatch.setattr(cli.threading, "Timer", AtOnce)
+    assert run("demo", *SMALL, "--backend", "reference").stderr.splitlines() == [
+        "Writing the NVFP4 cache ...", "Compiling and decoding ...", "Computing the float64 oracle ..."
+    ]
+    assert run("demo", *SMALL, "--json").stderr == ""
+    monkeypatch.setattr(demo_module, "decode_case", lambda case, **options: decode_case(case, backend="reference"))
+    done = run("decode", "--input", saved[0], "--output", tmp_path / "out.npz", "--backend", "emulated")
+    assert "emulator" in done.stderr and "one to two minutes" in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_a_result_that_misses_the_bar_exits_with_1(monkeypatch):
