@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -384,6 +386,21 @@ def test_bench_lists_what_it_would_measure():
     assert (listed["chained"], listed["sweep"], listed["peers"]) == (["tp4_b1_kv1m_q1"], None, ["triton"])
     printed = run("bench", "--list", "--rows", "items").stdout
     assert "items: a sweep" in printed and "Peers: none" in printed and "tp1_" not in printed
+
+
+def test_a_clone_that_hides_the_installed_package_is_told(tmp_path):
+    (tmp_path / "msa_cudacore").mkdir()
+    for file in Path(cli.__file__).parent.glob("*.py"):
+        (tmp_path / "msa_cudacore" / file.name).write_bytes(file.read_bytes())
+    # Without `site` no finder of an editable installation steps in.
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", "from msa_cudacore import prepare_msa_nvfp4_sparse_decode"],
+        capture_output=True, text=True, cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+    )
+    first, last = (line for line in done.stderr.splitlines() if line.startswith("ModuleNotFoundError"))
+    assert first == "ModuleNotFoundError: No module named 'msa_cudacore.launch'"
+    assert last.startswith(first) and str(tmp_path) in last and "pip install -e" in last
 
 
 # doctor
