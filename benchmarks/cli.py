@@ -12,7 +12,7 @@ import click
 
 from . import peers
 from .chain import CHAINED_ROWS
-from .rows import QUICK_ROWS, ROWS, SWEEP, SWEPT, named
+from .rows import QUICK_ROWS, ROWS, SWEEP, SWEPT, Row, named
 from .run import Plan, run
 from .worker import OWN_GROUP
 
@@ -64,7 +64,7 @@ _QUICK_SAMPLES = 30
     is_flag=True,
     help="Print results, or the list, as JSON instead of a table; write no files unless --output.",
 )
-@click.option("--list", "listing", is_flag=True, help="List rows and peers, and exit; needs no GPU.")
+@click.option("--list", "listing", is_flag=True, help="List the rows and peers that would run; needs no GPU.")
 def command(
     row_names: str | None,
     peer_names: str | None,
@@ -83,18 +83,19 @@ def command(
     one is swept over the number of items. Each result is checked against the float64 oracle. Exit code 1:
     one of ours failed its check; 2: an error, such as no GPU.
     """
-    if listing:
-        _list(as_json)
-        return
     rows, sweep = ROWS, True
     if row_names is not None or quick:
         rows, sweep = named(row_names if row_names is not None else ",".join(QUICK_ROWS))
     measured = _peers(peer_names if peer_names is not None else "none" if quick else "all")
+    if not rows:
+        measured = ()  # no peer takes part in the sweep
+    if listing:
+        _list(rows, sweep, measured, as_json)
+        return
     plan = Plan(
         rows=rows,
         sweep=sweep,
-        # No peer takes part in the sweep.
-        peers=measured if rows else (),
+        peers=measured,
         samples=samples or (_QUICK_SAMPLES if quick else 100),
         steps=2 if quick else 4,
         seed=seed,
@@ -206,11 +207,13 @@ def _spelled(plan: Plan) -> str:
     return " ".join(words)
 
 
-def _list(as_json: bool) -> None:
+def _list(rows: tuple[Row, ...], sweep: bool, measured: tuple[str, ...], as_json: bool) -> None:
+    chosen = {row.name for row in rows}
+    chained = [name for name in CHAINED_ROWS if name in chosen]
     if as_json:
-        rows = [asdict(row) | {"items": row.items, "num_q_heads": row.num_q_heads} for row in ROWS]
-        others = {"chained": list(CHAINED_ROWS), "sweep": asdict(SWEPT) | {"name": SWEEP}}
-        click.echo(json.dumps({"rows": rows, **others, "peers": list(peers.ARRAYS)}))
+        sizes = [asdict(row) | {"items": row.items, "num_q_heads": row.num_q_heads} for row in rows]
+        others = {"chained": chained, "sweep": asdict(SWEPT) | {"name": SWEEP} if sweep else None}
+        click.echo(json.dumps({"rows": sizes, **others, "peers": list(measured)}))
         return
     from rich.console import Console
     from rich.table import Table
@@ -219,7 +222,7 @@ def _list(as_json: bool) -> None:
     table = Table(title="Rows", title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for heading in ("row", "kind", "items", "batch", "context", "seqlen_q", "heads", "B200\nus"):
         table.add_column(heading, justify="left" if heading in ("row", "kind") else "right", no_wrap=True)
-    for row in ROWS:
+    for row in rows:
         context = f"up to {row.kv_tokens:,}" if row.ragged else f"{row.kv_tokens:,}"
         table.add_row(
             row.name,
@@ -232,11 +235,14 @@ def _list(as_json: bool) -> None:
             "" if row.b200_us is None else f"{row.b200_us:.1f}",
         )
     console = Console(highlight=False)
-    console.print(table)
-    console.print("B200 us: published time of the reference program")
-    console.print(f"As chains of steps, too: {', '.join(CHAINED_ROWS)}")
-    console.print(
-        f"{SWEEP}: a sweep over 1 to {SWEPT.items:,} items, {SWEPT.num_q_heads}/{SWEPT.num_kv_heads} heads, "
-        f"context {SWEPT.kv_tokens:,}"
-    )
-    console.print(f"Peers: {', '.join(peers.ARRAYS)}")
+    if rows:
+        console.print(table)
+        console.print("B200 us: published time of the reference program")
+    if chained:
+        console.print(f"As chains of steps, too: {', '.join(chained)}")
+    if sweep:
+        console.print(
+            f"{SWEEP}: a sweep over 1 to {SWEPT.items:,} items, {SWEPT.num_q_heads}/{SWEPT.num_kv_heads} heads, "
+            f"context {SWEPT.kv_tokens:,}"
+        )
+    console.print(f"Peers: {', '.join(measured) or 'none'}")

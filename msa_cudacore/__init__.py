@@ -42,7 +42,14 @@ def __getattr__(name: str):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(home, __name__), name)
+    try:
+        value = getattr(import_module(home, __name__), name)
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith(f"{__name__}."):
+            raise
+        # A clone keeps some subpackages beside this folder; only an installation brings them together.
+        hint = f"{__path__[0]} lacks it, as a clone does: start Python outside the clone, or install it with pip install -e"
+        raise ModuleNotFoundError(f"{error}; {hint}", name=error.name, path=error.path) from error
     globals()[name] = value
     return value
 

@@ -4,7 +4,7 @@
 key                      value
 =======================  =====================================================================================
 ``q``                    [batch * seqlen_q, Hq, 128]: bfloat16 bits as uint16 with ``q_dtype`` "bfloat16", or
-                         float32/float64/float16, rounded to bfloat16 on loading
+                         floats of any width, rounded to bfloat16 on loading
 ``q_dtype``              "bfloat16" when ``q`` is uint16
 ``k``, ``v``             uint8 [pages, Hkv, 128, 64]: packed E2M1
 ``k_scale``              uint8 [pages, Hkv, 128, 8]: E4M3, token-major
@@ -12,15 +12,16 @@ key                      value
 ``pool``                 instead of those four: uint8 [pages, page_bytes] with ``num_kv_heads``, or
                          [pages, 2, Hkv, 128, 72]
 ``scale_dtype``          optional: "uint8" (default) or "float8_e4m3fn", the type of the scale views handed over
-``q2k_indices``          int32 [Hkv, batch * seqlen_q, topk]
-``page_table``           int32 [batch, max_pages]
-``seqused_k``            int32 [batch]
+``q2k_indices``          integers of any width, in the range of int32: [Hkv, batch * seqlen_q, topk]
+``page_table``           such integers: [batch, max_pages]
+``seqused_k``            such integers: [batch]
 ``k_global_scale``       positive float
 ``v_global_scale``       positive float
 ``seqlen_q``             optional integer, 1 when left out
 ``softmax_scale``        optional float, 1/sqrt(128) when left out or NaN
 =======================  =====================================================================================
 
+A file with any other key is refused: a misspelled optional one would be left out in silence.
 Files are read without pickle. Values are kept; strides of views are not.
 """
 
@@ -51,6 +52,10 @@ _DAMAGE = (
     SyntaxError, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error, lzma.LZMAError,
 )
 _DIMENSIONS = {"q": 3, "q2k_indices": 3, "page_table": 2, "seqused_k": 1}
+_KEYS = (
+    "q", "q_dtype", *_PARTS, "pool", "num_kv_heads", "scale_dtype", *_INTEGERS, "k_global_scale", "v_global_scale",
+    "seqlen_q", "softmax_scale",
+)
 
 
 def save(case: Case, path: str | os.PathLike) -> None:
@@ -76,8 +81,8 @@ def save(case: Case, path: str | os.PathLike) -> None:
 def load(path: str | os.PathLike) -> Case:
     """Read a case; its pool is one planar allocation.
 
-    Raises ValueError or TypeError, naming the file and the key, for a file that is no npz, a missing key, a wrong dtype or
-    shape; OSError when the file cannot be opened.
+    Raises ValueError or TypeError, naming the file and the key, for a file that is no npz, a missing or an unknown key, a
+    wrong dtype or shape; OSError when the file cannot be opened.
     """
     path = os.fspath(path)
     with open(path, "rb") as file:
@@ -109,6 +114,8 @@ def _case(data: dict[str, np.ndarray], name: str) -> Case:
     missing = [key for key in needed if key not in data]
     if missing:
         raise ValueError(f"missing {', '.join(missing)}; the file holds {', '.join(sorted(data)) or 'nothing'}")
+    if unknown := sorted(set(data) - set(_KEYS)):
+        raise ValueError(f"unknown {', '.join(unknown)}; accepted are {', '.join(_KEYS)}")
     for key, dimensions in _DIMENSIONS.items():
         if data[key].ndim != dimensions:
             raise ValueError(f"{key} has shape {data[key].shape}; accepted are {dimensions} dimensions")

@@ -233,6 +233,7 @@ def test_a_pool_replaces_the_four_views(path, spelling):
     [
         (dict(q=None), ValueError, "missing q;"),
         (dict(k_scale=None, seqused_k=None), ValueError, "missing k_scale, seqused_k"),
+        (dict(softmax_scal=1.0, seqlen=2), ValueError, "unknown seqlen, softmax_scal; accepted are q, .*softmax_scale"),
         (dict(q=np.zeros((1, 64, 128), np.uint16)), TypeError, "q has dtype uint16.*q_dtype"),
         (dict(q=np.zeros((64, 128), np.float32)), ValueError, r"q has shape \(64, 128\)"),
         (dict(k=np.zeros((4, 4, 128, 64), np.int8)), TypeError, "k has dtype int8"),

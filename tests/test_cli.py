@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from msa_cudacore.launch import device
 
-from msa_cudacore import cli, doctor, emulated
+from msa_cudacore import blackwell, cli, doctor, emulated, portable
 from msa_cudacore import demo as demo_module
 from msa_cudacore.cases import random_case
 from msa_cudacore.demo import build_case, decode_case
+from msa_cudacore.programs import backends
 from msa_cudacore.reference import compare
 from msa_cudacore.transfer import BF16
 
 SMALL = ["--batch", "2", "--tokens", "300", "--q-heads", "8", "--kv-heads", "2", "--no-emulate"]
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """Which phases last depends on the machine, so none is said to."""
+    monkeypatch.setattr(cli, "_PATIENCE", 600)
 
 
 def run(*arguments: str):
@@ -92,6 +101,13 @@ def test_demo_speaks_json():
     assert facts["microseconds"] > 0 and 0 < facts["rounding_floor"] < 3e-3
 
 
+def test_demo_says_when_the_oracle_is_held_against_itself(capsys):
+    facts = json.loads(run("demo", *SMALL, "--backend", "reference", "--json").stdout)
+    for backend in ("reference", "portable"):
+        cli._print_table(facts | {"backend": backend})
+        assert ("matches the oracle, which is this program itself" in capsys.readouterr().out) == (backend == "reference")
+
+
 def test_demo_saves_a_problem_that_decode_takes(tmp_path):
     problem, results = tmp_path / "problem.npz", tmp_path / "results.npz"
     assert run("demo", *SMALL, "--save", problem, "--seed", "5").exit_code == 0
@@ -115,6 +131,21 @@ def test_decode_without_check_computes_no_oracle_twice(saved, tmp_path):
     assert result.exit_code == 0 and "ok" not in facts
     with np.load(results) as data:
         assert compare(data["out"].view(BF16), data["lse"], *case.exact())
+
+
+def test_phases_that_last_are_named_where_no_terminal_shows_them(monkeypatch, saved, tmp_path):
+    class AtOnce:
+        def __init__(self, interval, function, args, kwargs):
+            self.start, self.cancel = lambda: function(*args, **kwargs), lambda: None
+
+    monkeypatch.setattr(cli.threading, "Timer", AtOnce)
+    assert run("demo", *SMALL, "--backend", "reference").stderr.splitlines() == [
+        "Writing the NVFP4 cache ...", "Compiling and decoding ...", "Computing the float64 oracle ..."
+    ]
+    assert run("demo", *SMALL, "--json").stderr == ""
+    monkeypatch.setattr(demo_module, "decode_case", lambda case, **options: decode_case(case, backend="reference"))
+    done = run("decode", "--input", saved[0], "--output", tmp_path / "out.npz", "--backend", "emulated")
+    assert "emulator" in done.stderr and "one to two minutes" in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_a_result_that_misses_the_bar_exits_with_1(monkeypatch):
@@ -173,6 +204,19 @@ def test_decode_names_the_argument_that_does_not_fit(saved, tmp_path):
     )
 
 
+@pytest.mark.parametrize("link", [None, "symlink_to", "hardlink_to"])
+def test_decode_does_not_write_over_its_problem(saved, tmp_path, link):
+    path, _ = saved
+    before, out = path.read_bytes(), path
+    if link is not None:
+        out = tmp_path / "out.npz"
+        getattr(out, link)(path)
+    assert f"--output {out} is the file of --input {path}" in error_of("decode", "--input", path, "--output", out)
+    assert path.read_bytes() == before
+    message = error_of("decode", "--input", tmp_path / "nothing.npz", "--output", path)
+    assert "No such file" in message and "nothing.npz" in message
+
+
 def test_a_gpu_program_without_a_gpu_is_one_line(monkeypatch):
     def absent(ordinal):
         raise device.DriverUnavailable("cuda:0 cannot be used: no driver\nmore lines")
@@ -193,6 +237,16 @@ def test_usage_errors_are_one_line():
     assert "No such command 'unknown'. See 'main --help'." in error_of("unknown")
     assert "No such option" in error_of("--unknown")
     assert "'--input'. See" in error_of("decode")
+
+
+def test_help_states_the_ranges_and_names_that_are_accepted():
+    text = " ".join(run("demo", "--help").stdout.split())
+    for option in ("batch", "tokens", "kv-heads", "seqlen-q", "topk"):
+        accepted = error_of("demo", f"--{option}", str(2**40)).rpartition("from ")[2]
+        assert accepted in text[text.index(f"--{option} ") :].split(" --")[0], option
+    assert f"1 to {error_of('demo', '--kv-heads', '1', '--q-heads', '1025').rpartition(' to ')[2]} for each KV head" in text
+    assert all(name in text[text.index("--backend") : text.index("--framework")] for name in backends())
+    assert all(", ".join(map(str, splits)) in text for splits in (blackwell.SPLITS, portable.SPLITS))
 
 
 def test_an_interrupt_is_no_failed_check(monkeypatch):
@@ -319,6 +373,34 @@ def test_installed_command_runs_in_a_process():
         timeout=300,
     )
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "batch is -3" in done.stderr
+
+
+# bench
+
+
+def test_bench_lists_what_it_would_measure():
+    assert "no row is called, or begins with, 'nope'" in error_of("bench", "--list", "--rows", "nope")
+    assert "--peers names 'nope'" in error_of("bench", "--list", "--peers", "nope")
+    listed = json.loads(run("bench", "--list", "--json", "--rows", "tp4_b1_,tp8", "--peers", "triton").stdout)
+    assert [row["name"] for row in listed["rows"]] == ["tp8_b128_kv64k_q1", "tp4_b1_kv1m_q1"]
+    assert (listed["chained"], listed["sweep"], listed["peers"]) == (["tp4_b1_kv1m_q1"], None, ["triton"])
+    printed = run("bench", "--list", "--rows", "items").stdout
+    assert "items: a sweep" in printed and "Peers: none" in printed and "tp1_" not in printed
+
+
+def test_a_clone_that_hides_the_installed_package_is_told(tmp_path):
+    (tmp_path / "msa_cudacore").mkdir()
+    for file in Path(cli.__file__).parent.glob("*.py"):
+        (tmp_path / "msa_cudacore" / file.name).write_bytes(file.read_bytes())
+    # Without `site` no finder of an editable installation steps in.
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", "from msa_cudacore import prepare_msa_nvfp4_sparse_decode"],
+        capture_output=True, text=True, cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+    )
+    first, last = (line for line in done.stderr.splitlines() if line.startswith("ModuleNotFoundError"))
+    assert first == "ModuleNotFoundError: No module named 'msa_cudacore.launch'"
+    assert last.startswith(first) and str(tmp_path) in last and "pip install -e" in last
 
 
 # doctor
