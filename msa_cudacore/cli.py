@@ -298,7 +298,7 @@ def _decode(
     from .demo import decode_case
 
     emulating = "Decoding in the PTX emulator (its first use compiles it, which takes one to two minutes)"
-    with _status(text or (emulating if backend == "emulated" else "Compiling and decoding"), quiet=quiet):
+    with status(text or (emulating if backend == "emulated" else "Compiling and decoding"), quiet=quiet):
         return decode_case(case, backend=backend, framework=framework, splits=splits)
 
 
@@ -308,7 +308,7 @@ def _facts(case: Any, decoded: Any, *, check: bool, quiet: bool) -> dict[str, An
 
     report = None
     if check:
-        with _status("Computing the float64 oracle", quiet=quiet):
+        with status("Computing the float64 oracle", quiet=quiet):
             report = compare(decoded.out, decoded.lse, *case.exact())
     runner = decoded.runner
     facts: dict[str, Any] = {
@@ -373,9 +373,9 @@ def _print_table(facts: dict[str, Any], title: str = "NVFP4 sparse decode") -> N
 
 @contextmanager
 def _progress(text: str, *, quiet: bool):
-    """Yields track(items, total), which shows a bar on stderr while items are taken; off terminals as `_status`."""
+    """Yields track(items, total), which shows a bar on stderr while items are taken; off terminals as `status`."""
     if quiet or not sys.stderr.isatty():
-        with _status(text, quiet=quiet):
+        with status(text, quiet=quiet):
             yield lambda items, total: items
         return
     from rich.console import Console
@@ -394,7 +394,7 @@ _PATIENCE = 2.0
 
 
 @contextmanager
-def _status(text: str, *, quiet: bool):
+def status(text: str, *, quiet: bool):
     """Names a phase on stderr: a spinner on terminals, elsewhere one line if it lasts."""
     if quiet:
         yield

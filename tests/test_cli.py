@@ -6,8 +6,10 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -337,6 +339,12 @@ def test_help_imports_nothing_heavy():
         (["f32[-1]"], "'f32[-1]': '-1' is not a list of sizes"),
         (["i32=99999999999"], "'i32=99999999999': Python integer 99999999999 out of bounds"),
         (["absent.npy"], "'absent.npy': "),
+        (["f32[32"], "'f32[32': the size lacks its ']'"),
+        (["bytes[32"], "'bytes[32': the size lacks its ']'"),
+        (["bytes[32]]"], "'bytes[32]]': after the size of bytes"),
+        (["--trace", "/nonexistent/trace.json", "null"], "--trace: '/nonexistent/trace.json': accepted is a file"),
+        (["--picture", "/", "null"], "--picture: '/': accepted is a file"),
+        (["--save", "0=/nonexistent/out.npy", "f32[1]"], "--save: '/nonexistent/out.npy': accepted is a file"),
         (["--save", "0=out.npy", "i32=1"], "--save: '0=out.npy': accepted is N=file.npy with N an array argument"),
     ],
 )
@@ -351,6 +359,37 @@ def test_emulate_tells_an_error_from_a_failed_check_by_the_exit_code(tmp_path, a
     assert "kernel.ptx is not text, so neither PTX nor CUDA C++" in error_of("emulate", str(kernel))
     kernel.write_text("")
     assert "the module has no kernel. See 'main emulate --help'." in error_of("emulate", str(kernel))
+
+
+def test_emulate_names_its_run_where_no_terminal_shows_it(monkeypatch, tmp_path):
+    emulator = pytest.importorskip("msa_cudacore.ptx.emulator")
+    said = []
+
+    @contextmanager
+    def status(text, *, quiet):
+        said.append(text)
+        yield
+
+    class Module:
+        entries = ("kernel",)
+
+        def launch(self, *arguments, **options):
+            assert len(said) == 1
+            raise ValueError("launched")
+
+    monkeypatch.setattr(cli, "status", status)
+    monkeypatch.setattr(emulator, "load", lambda text: Module())
+    kernel = tmp_path / "kernel.ptx"
+    kernel.write_text("")
+    assert "launched" in error_of("emulate", str(kernel))
+    assert "Running kernel in the emulator" in said[0] and "one to two minutes" in said[0]
+
+
+def test_emulate_help_explains_every_option():
+    pytest.importorskip("numba")
+    from msa_cudacore.ptx.emulator.cli import command
+
+    assert all(option.help for option in command.params if isinstance(option, click.Option))
 
 
 def test_a_lazy_command_without_its_extra_says_what_to_install(monkeypatch):

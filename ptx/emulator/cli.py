@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -42,11 +43,15 @@ def _argument(text: str, rng: np.random.Generator):
     kind, bracket, rest = text.partition("[")
     if text == "null":
         return None
+    count, closing, fill = rest.partition("]")
+    if bracket and not closing and kind in ("bytes", *_SCALARS):
+        raise ValueError("the size lacks its ']'")
     if bracket and kind == "bytes":
-        (count,) = _extents(rest.rstrip("]"))
-        return Bytes(count)
+        if fill:
+            raise ValueError("after the size of bytes nothing is known")
+        (size,) = _extents(count)
+        return Bytes(size)
     if bracket and kind in _SCALARS:
-        count, _, fill = rest.partition("]")
         dtype = np.dtype(_SCALARS[kind])
         shape = _extents(count)
         if fill not in ("", ":random"):
@@ -94,6 +99,14 @@ def _check_saves(save: tuple[str, ...], arguments: tuple[str, ...]) -> None:
             raise click.BadParameter(
                 f"{item!r}: accepted is N=file.npy with N an array argument", param_hint="--save"
             )
+        _check_target(target, "--save")
+
+
+def _check_target(path: str | Path, option: str) -> None:
+    """Also before the run, for the same reason."""
+    target = Path(path)
+    if target.is_dir() or not os.access(target if target.exists() else target.parent, os.W_OK):
+        raise click.BadParameter(f"{str(path)!r}: accepted is a file that can be written", param_hint=option)
 
 
 @click.command("emulate")
@@ -106,16 +119,22 @@ def _check_saves(save: tuple[str, ...], arguments: tuple[str, ...]) -> None:
 @click.option("--shared", "shared_bytes", type=click.IntRange(min=0), default=0, help="Dynamic shared memory in bytes.")
 @click.option("--arch", default="sm_100a", show_default=True, help="Target for .cu files.")
 @click.option(
-    "--schedule", type=click.Choice(["random", "eager", "late"]), default="random", show_default=True
+    "--schedule",
+    type=click.Choice(["random", "eager", "late"]),
+    default="random",
+    show_default=True,
+    help="When asynchronous work completes: at random times, at once, or as late as the rules allow.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the schedule and of :random arguments."
+)
 @click.option("--seeds", type=click.IntRange(min=1), default=1, show_default=True, help="Run this many seeds, starting at --seed.")
 @click.option("--concurrent", type=click.IntRange(min=1), default=1, show_default=True, help="Clusters resident at once.")
 @click.option("--no-checks", is_flag=True, help="Switch every checker off except bounds and alignment.")
 @click.option("--lines", type=click.IntRange(min=0), default=0, help="Print the N most executed PTX lines.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Write a Chrome/Perfetto trace here.")
 @click.option("--picture", type=click.Path(path_type=Path), help="Write the pipeline picture here.")
-@click.option("--save", multiple=True, help="N=file.npy: store array argument N after the run.")
+@click.option("--save", multiple=True, help="N=file.npy: store array argument N, counted from 0, after the run; may be repeated.")
 @click.option("--debug", is_flag=True, help="Print every slice that a warp runs.")
 def command(
     path,
@@ -141,9 +160,14 @@ def command(
 
     ARGUMENTS, one for each parameter: f32[1024] (zeros), f32[1024]:random, data.npy, i32=7, null, bytes[32].
     """
+    from msa_cudacore.cli import status
+
     from . import Fault, PtxSyntaxError, compile, load
 
     _check_saves(save, arguments)
+    for option, target in (("--trace", trace), ("--picture", picture)):
+        if target is not None:
+            _check_target(target, option)
     if picture is not None and importlib.util.find_spec("matplotlib") is None:
         raise click.UsageError("--picture needs matplotlib, which pip install 'msa-cudacore[bench]' brings")
     try:
@@ -163,22 +187,24 @@ def command(
                 f"--entry is needed: the module has {', '.join(module.entries) or 'no kernel'}"
             )
         entry = module.entries[0]
+    running = f"Running {entry} in the emulator (its first use compiles it, which takes one to two minutes)"
     for number in range(seed, seed + seeds):
         values = [parse_argument(text, np.random.default_rng(number)) for text in arguments]
         try:
-            report = module.launch(
-                entry,
-                grid,
-                block,
-                values,
-                cluster=cluster,
-                shared_bytes=shared_bytes,
-                schedule=schedule,
-                seed=number,
-                checks=not no_checks,
-                concurrent_clusters=concurrent,
-                trace=trace is not None or picture is not None or debug,
-            )
+            with status(running, quiet=False):
+                report = module.launch(
+                    entry,
+                    grid,
+                    block,
+                    values,
+                    cluster=cluster,
+                    shared_bytes=shared_bytes,
+                    schedule=schedule,
+                    seed=number,
+                    checks=not no_checks,
+                    concurrent_clusters=concurrent,
+                    trace=trace is not None or picture is not None or debug,
+                )
         except Fault as fault:
             click.echo(f"seed {number}: {fault}", err=True)
             sys.exit(1)
