@@ -50,7 +50,6 @@ class Row:
     """Pages that every query token selects for each KV head."""
     b200_us: float | None = None
     """Published time of the reference program on a B200, microseconds; None for rows of ours."""
-    b300_us: float | None = None
     at_most: float | None = None
     """Target: this many times the page-streaming ceiling's time on an H200; None where there is none."""
 
@@ -94,7 +93,6 @@ def _row(
     kind: str,
     at_most: float | None = None,
     b200_us: float | None = None,
-    b300_us: float | None = None,
 ) -> Row:
     """Read the sizes off a row's name: tensor-parallel rank, batch, KV tokens and query tokens."""
     rank, batch, context, queries, *rest = name.split("_")
@@ -118,42 +116,41 @@ def _row(
         int(queries[1:]),
         "ragged" in rest,
         b200_us=b200_us,
-        b300_us=b300_us,
         at_most=at_most,
     )
 
 
 ROWS: tuple[Row, ...] = (
-    _row("tp1_b128_kv8k_q1", "bandwidth", 1.22, 45.3, 43.9),
-    _row("tp1_b32_kv8k_q4", "bandwidth", 1.22, 45.0, 43.2),
+    _row("tp1_b128_kv8k_q1", "bandwidth", 1.22, 45.3),
+    _row("tp1_b32_kv8k_q4", "bandwidth", 1.22, 45.0),
     # Four items for each of an H200's 132 multiprocessors, one request more, and so on to eight for each.
     _row("tp1_b132_kv8k_q1", "bandwidth"),
     _row("tp1_b133_kv8k_q1", "bandwidth"),
     _row("tp1_b160_kv8k_q1", "bandwidth"),
-    _row("tp1_b32_kv8k_q8", "bandwidth", 1.45, 74.3, 70.4),
+    _row("tp1_b32_kv8k_q8", "bandwidth", 1.45, 74.3),
     _row("tp1_b264_kv8k_q1", "bandwidth"),
-    _row("tp1_b32_kv64k_q1", "middle", 1.40, 15.8, 15.7),
-    _row("tp1_b32_kv64k_q1_ragged", "middle", 1.40, 15.8, 15.7),
-    _row("tp2_b64_kv16k_q1", "middle", 1.40, 15.8, 15.5),
-    _row("tp4_b128_kv8k_q1", "middle", 1.40, 15.8, 15.6),
-    _row("tp8_b128_kv64k_q1", "middle", 1.40, 15.7, 15.6),
+    _row("tp1_b32_kv64k_q1", "middle", 1.40, 15.8),
+    _row("tp1_b32_kv64k_q1_ragged", "middle", 1.40, 15.8),
+    _row("tp2_b64_kv16k_q1", "middle", 1.40, 15.8),
+    _row("tp4_b128_kv8k_q1", "middle", 1.40, 15.8),
+    _row("tp8_b128_kv64k_q1", "middle", 1.40, 15.7),
     # As many items as multiprocessors, twice as many, and one more than each: where a second wave starts.
     _row("tp4_b132_kv8k_q1", "middle", 1.40),
     _row("tp4_b133_kv8k_q1", "middle", 1.40),
     _row("tp4_b192_kv8k_q1", "middle", 1.40),
-    _row("tp1_b32_kv8k_q2", "middle", 1.40, 25.7, 24.9),
-    _row("tp4_b32_kv64k_q8", "middle", 1.40, 26.0, 25.4),
-    _row("tp1_b8_kv100k_q8", "middle", 1.40, 25.9, 25.1),
+    _row("tp1_b32_kv8k_q2", "middle", 1.40, 25.7),
+    _row("tp4_b32_kv64k_q8", "middle", 1.40, 26.0),
+    _row("tp1_b8_kv100k_q8", "middle", 1.40, 25.9),
     _row("tp4_b264_kv8k_q1", "middle", 1.40),
     _row("tp4_b265_kv8k_q1", "middle", 1.40),
-    _row("tp1_b16_kv64k_q1", "latency", 1.45, 12.2, 11.8),
-    _row("tp1_b8_kv100k_q1", "latency", 1.45, 9.8, 9.4),
+    _row("tp1_b16_kv64k_q1", "latency", 1.45, 12.2),
+    _row("tp1_b8_kv100k_q1", "latency", 1.45, 9.8),
     _row("tp1_b4_kv64k_q1", "latency", 1.45),
     _row("tp1_b2_kv64k_q1", "latency", 1.45),
-    _row("tp1_b2_kv257_q1_tail", "latency", 1.45, 5.9, 5.7),
-    _row("tp1_b1_kv200k_q1", "latency", 1.45, 7.3, 7.1),
+    _row("tp1_b2_kv257_q1_tail", "latency", 1.45, 5.9),
+    _row("tp1_b1_kv200k_q1", "latency", 1.45, 7.3),
     _row("tp4_b2_kv64k_q1", "latency", 1.45),
-    _row("tp4_b1_kv1m_q1", "latency", 1.45, 7.2, 7.0),
+    _row("tp4_b1_kv1m_q1", "latency", 1.45, 7.2),
 )
 
 SWEEP = "items"
