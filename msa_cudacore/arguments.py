@@ -147,8 +147,8 @@ def describe(name: str, value: Any) -> Tensor:
     TypeError
         `value` is none of these, or its dtype is none of `DTYPE_BYTES`.
     ValueError
-        It lies on a device that is neither a CPU nor CUDA, has no storage, is sparse, nested, lazily negated or masked,
-        or has a negative stride.
+        It lies on a device that is neither a CPU nor CUDA, has no storage or too little for its shape and strides, is
+        sparse, nested, lazily negated or masked, or has a negative stride.
     """
     torch = sys.modules.get("torch")
     cupy = sys.modules.get("cupy")
@@ -191,13 +191,20 @@ def _describe_torch(name: str, value: Any, torch: Any) -> Tensor:
     dtype = _check_dtype(name, str(value.dtype).removeprefix("torch."))
     size = value.element_size()
     try:
-        pointer = value.data_ptr()
+        pointer, held = value.data_ptr(), value.untyped_storage().nbytes()
     except RuntimeError as error:  # inside torch.vmap, torch.func.grad and the like
         raise ValueError(f"{name} is a torch tensor without storage of its own; accepted are plain tensors") from error
-    return Tensor(
+    tensor = Tensor(
         name, "torch", pointer, tuple(value.shape), tuple(stride * size for stride in value.stride()),
         dtype, value.device.type, value.device.index or 0, True, value,
     )
+    # A storage may be resized under its views, which torch notices as little as a kernel would.
+    needed = value.storage_offset() * size + tensor.extent[1] - pointer
+    if pointer and tensor.elements and needed > held:
+        raise ValueError(
+            f"{name} reaches over {needed} bytes of a storage of {held}; accepted are tensors whose storage holds them"
+        )
+    return tensor
 
 
 def _describe_cupy(name: str, value: Any) -> Tensor:

@@ -191,6 +191,21 @@ def test_torch_tensors_without_storage_are_refused():
     torch.vmap(traced)(torch.zeros(2, 3))
 
 
+def test_torch_storage_that_is_smaller_than_its_view_is_refused():
+    torch = pytest.importorskip("torch")
+    base = torch.zeros(4, 6, dtype=torch.float32)
+    views = base, base[1:, 2:], base[:1], base[4:]
+    for view in views:
+        describe("q", view)
+    base.untyped_storage().resize_(64)
+    for view, needed in zip(views, (96, 96, None, None)):
+        if needed is None:
+            describe("q", view)
+            continue
+        with pytest.raises(ValueError, match=f"q reaches over {needed} bytes of a storage of 64; accepted are"):
+            describe("q", view)
+
+
 def test_negative_stride_of_a_size_one_dimension_means_nothing():
     array = np.zeros((1, 4), np.float32)[::-1]
     assert array.strides[0] < 0 and describe("x", array).canonical_strides() == (0, 4)
