@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .arguments import Tensor, allocate_like, describe
+from .checks import shown
 from .contract import (
     MAX_GROUP, MAX_SEQLEN_Q, MAX_TOPK, Call, Problem, check_integer, check_splits, check_workspace, validate,
 )
@@ -311,5 +312,5 @@ def _place(device: Any) -> tuple[str, int]:
         if hasattr(device, "type"):  # torch.device without an index
             return kind, 0
     raise TypeError(
-        f"device is {device!r}; accepted are an ordinal, 'cuda:N' or 'cpu', and a device of torch, CuPy or cuda.core"
+        f"device is {shown(device)}; accepted are an ordinal, 'cuda:N' or 'cpu', and a device of torch, CuPy or cuda.core"
     )

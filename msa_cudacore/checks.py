@@ -8,16 +8,31 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["check_integer", "check_positive"]
+__all__ = ["check_integer", "check_positive", "shown"]
+
+_LONGEST = 100
+"""Characters of a value that a message repeats."""
 
 
-def check_integer(name: str, value: Any, low: int, high: int) -> int:
-    """Return an integer argument in [low, high]; raises TypeError or ValueError naming it."""
+def shown(value: Any) -> str:
+    """A value as a message repeats it: in one line, and cut where it is long."""
+    if isinstance(value, int) and value.bit_length() > 3 * _LONGEST:
+        # Python writes no integer of more than 4300 digits, and raises an error that names no argument.
+        return f"{'a negative' if value < 0 else 'an'} integer of {value.bit_length()} bits"
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # of foreign code, or of an integer inside the value
+        return f"a {type(value).__name__}"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def check_integer(name: str, value: Any, low: int, high: int, accepted: str = "") -> int:
+    """Return an integer argument in [low, high]; raises TypeError or ValueError naming it and what is `accepted`."""
+    accepted = accepted or f"integers from {low} to {high}"
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
-        given = f"{value!r} ({type(value).__name__})"
-        raise TypeError(f"{name} is {given}; accepted are integers from {low} to {high}")
+        raise TypeError(f"{name} is {shown(value)} ({type(value).__name__}); accepted are {accepted}")
     if not low <= value <= high:
-        raise ValueError(f"{name} is {value}; accepted are integers from {low} to {high}")
+        raise ValueError(f"{name} is {shown(int(value))}; accepted are {accepted}")
     return int(value)
 
 
@@ -28,11 +43,11 @@ def check_positive(name: str, value: Any) -> float:
             hint = f"a tensor would need a synchronisation here, so pass float({name})"
             kind = type(value).__name__
             raise TypeError(f"{name} is a {kind}; accepted are positive finite floats; {hint}")
-        raise TypeError(f"{name} is {value!r} ({type(value).__name__}); accepted are positive finite floats")
+        raise TypeError(f"{name} is {shown(value)} ({type(value).__name__}); accepted are positive finite floats")
     try:
         number = float(value)
     except OverflowError:
-        number = math.inf
+        raise ValueError(f"{name} is {shown(value)}; accepted are positive finite floats, as float64 holds them") from None
     if not (math.isfinite(number) and number > 0):
         raise ValueError(f"{name} is {number!r}; accepted are positive finite floats")
     return number

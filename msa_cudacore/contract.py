@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .arguments import Tensor, allocate_like, describe
-from .checks import check_integer, check_positive
+from .checks import check_integer, check_positive, shown
 from .pool import CODE_BYTES, HEAD_DIM, PAGE_SIZE, SCALE_BYTES
 
 __all__ = [
@@ -121,7 +121,7 @@ def validate(
     """Check every argument of :func:`msa_cudacore.prepare_msa_nvfp4_sparse_decode` and allocate missing outputs."""
     for name, flag in (("bf16_as_uint16", bf16_as_uint16), ("enable_pdl", enable_pdl)):
         if not isinstance(flag, bool):
-            raise TypeError(f"{name} is {flag!r}; accepted are True and False")
+            raise TypeError(f"{name} is {shown(flag)}; accepted are True and False")
     q_tensor = _bf16(describe("q", q), bf16_as_uint16)
     tensors = {
         name: describe(name, value)

@@ -11,6 +11,7 @@ import numpy as np
 
 from .arguments import Tensor
 from .blackwell import BlackwellProgram
+from .checks import shown
 from .contract import Call, Problem
 from .emulated import EmulatedProgram
 from .launch import device as device_module
@@ -92,7 +93,7 @@ def select(backend: str, place: str, ordinal: int) -> tuple[Program, DeviceFacts
     name = _SYNONYMS.get(backend, backend)
     named = [program for program in PROGRAMS if name in ("auto", program.backend)]
     if not named:
-        raise ValueError(f"backend is {backend!r}; accepted are {', '.join(backends())}")
+        raise ValueError(f"backend is {shown(backend)}; accepted are {', '.join(backends())}")
     fitting = [program for program in named if program.place == place]
     if not fitting:
         wanted = "CUDA device" if named[0].place == "cuda" else "host"
