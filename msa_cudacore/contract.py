@@ -186,8 +186,9 @@ def check_workspace(workspace: Tensor, needed: int, call: Call) -> None:
 
 
 def check_splits(splits: Any) -> int | None:
-    """Check a requested split factor; which factors are served is the program's to say."""
-    return None if splits is None else check_integer("splits", splits, 1, MAX_TOPK)
+    """Check that a requested split factor is a positive integer; which ones are served is the program's to say."""
+    accepted = "None and the positive integers that the backend serves"
+    return None if splits is None else check_integer("splits", splits, 1, _INT32_MAX, accepted)
 
 
 def _check_float32(what: str, value: float, inputs: str) -> None:
@@ -327,10 +328,15 @@ def _check_indices(tensors: dict[str, Tensor]) -> None:
         tensor = tensors[name]
         if tensor.dtype != "int32":
             raise TypeError(f"{name} has dtype {tensor.dtype}; accepted is int32 (nothing is cast silently)")
-        if tensor.elements and (tensor.pointer % 4 or any(stride % 4 for stride in tensor.canonical_strides())):
-            raise ValueError(
-                f"{name} starts at {tensor.pointer:#x} with byte strides {tensor.strides}; accepted are multiples of 4"
-            )
+        _check_words(tensor)
+
+
+def _check_words(tensor: Tensor) -> None:
+    """32-bit elements on their own boundaries, as the kernels load and store them."""
+    if tensor.elements and (tensor.pointer % 4 or any(stride % 4 for stride in tensor.canonical_strides())):
+        raise ValueError(
+            f"{tensor.name} starts at {tensor.pointer:#x} with byte strides {tensor.strides}; accepted are multiples of 4"
+        )
 
 
 def _output(
@@ -352,10 +358,8 @@ def _output(
         raise ValueError(f"{name} is read-only; accepted is writable memory")
     if dtype == "bfloat16":
         _check_rows(tensor)
-    elif tensor.elements and (tensor.pointer % 4 or any(stride % 4 for stride in tensor.canonical_strides())):
-        raise ValueError(
-            f"{name} starts at {tensor.pointer:#x} with byte strides {tensor.strides}; accepted are multiples of 4"
-        )
+    else:
+        _check_words(tensor)
     row, head = tensor.canonical_strides()[:2]
     inner = HEAD_DIM * tensor.element_bytes if dtype == "bfloat16" else tensor.element_bytes
     if tensor.elements:
