@@ -10,7 +10,8 @@ from typing import Any
 from .arguments import Tensor, allocate_like, describe
 from .checks import shown
 from .contract import (
-    MAX_GROUP, MAX_SEQLEN_Q, MAX_TOPK, Call, Problem, check_integer, check_splits, check_workspace, validate,
+    MAX_GROUP, MAX_SEQLEN_Q, MAX_TOPK, Call, Problem, check_call, check_integer, check_splits, check_workspace,
+    with_outputs,
 )
 from .program import Bound
 from .programs import select
@@ -216,32 +217,38 @@ def prepare_msa_nvfp4_sparse_decode(
     Raises
     ------
     TypeError, ValueError
-        An argument is refused; the message names it, what it was and what is accepted. No driver call was made.
+        An argument is refused; the message names it, what it was and what is accepted. Nothing has been allocated.
+        No driver call has been made either, but to read the device's properties where `splits`, `enable_pdl`,
+        `workspace_buffer` or a known `backend` does not suit them. ValueError as well where `out` or `lse` is left out
+        and the library of `q`, known through DLPack alone, cannot allocate it.
     DriverUnavailable
-        A CUDA backend is asked for and there is no usable driver or device.
+        A CUDA backend is asked for and there is no usable driver or device. It is a RuntimeError.
+    RuntimeError
+        No program, or not the one asked for, runs on the device or, `emulated`, on this machine, which lacks numba.
     CompileError
         NVRTC cannot compile the program for this device.
     """
-    call = validate(
+    # Allocation comes last, so that a refused call leaves no trace.
+    call = check_call(
         q=q, k=k, v=v, q2k_indices=q2k_indices, k_scale=k_scale, v_scale=v_scale, page_table=page_table,
         seqused_k=seqused_k, k_global_scale=k_global_scale, v_global_scale=v_global_scale, seqlen_q=seqlen_q,
         softmax_scale=softmax_scale, out=out, lse=lse, bf16_as_uint16=bf16_as_uint16, enable_pdl=enable_pdl,
     )
+    splits = check_splits(splits)
+    workspace = None if workspace_buffer is None else describe("workspace_buffer", workspace_buffer)
     program, device = select(backend, call.q.device, call.q.ordinal)
     if enable_pdl and device is not None and device.compute_capability < (9, 0):
         raise ValueError(
             f"enable_pdl is True and q lies on {device}; "
             f"programmatic dependent launch needs compute capability 9.0 or later"
         )
-    plan = program.plan(call.problem, device, check_splits(splits))
-    if workspace_buffer is not None:
-        workspace = describe("workspace_buffer", workspace_buffer)
+    plan = program.plan(call.problem, device, splits)
+    if workspace is not None:
         check_workspace(workspace, plan.workspace_bytes, call)
-    elif plan.workspace_bytes:
+    call = with_outputs(call, bf16_as_uint16)
+    if workspace is None and plan.workspace_bytes:
         shape = (plan.workspace_bytes,)
         workspace = describe("workspace_buffer", allocate_like(call.q, "workspace_buffer", shape, "uint8"))
-    else:
-        workspace = None
     return MSANvfp4DecodeRunner(call, program.bind(call, device, plan, workspace), program.backend, workspace)
 
 
@@ -273,6 +280,15 @@ def msa_nvfp4_decode_workspace_size(
     -------
     int
         Bytes, for the program that `auto` takes on the device; 0 where it merges split results without a workspace.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument is refused; the message names it, what it was and what is accepted.
+    DriverUnavailable
+        There is no usable driver, or no such device. It is a RuntimeError.
+    RuntimeError
+        No program runs on the device.
     """
     batch = check_integer("batch", batch, 0, 2**31 - 1)
     num_kv_heads = check_integer("num_kv_heads", num_kv_heads, 1, 2**31 - 1)

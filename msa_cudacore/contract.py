@@ -1,4 +1,4 @@
-"""What the operator accepts: every check of every argument, made before any driver call.
+"""What the operator accepts: every check of an argument that needs no device, made without a driver call.
 
 A refused argument raises `ValueError` or `TypeError` whose message names the argument, what it was, and what is
 accepted. Values that live in device memory (ids, page ids, lengths) cannot be checked here without a
@@ -8,7 +8,7 @@ synchronisation; the programs bound them on the device instead.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,8 @@ from .checks import check_integer, check_positive, shown
 from .pool import CODE_BYTES, HEAD_DIM, PAGE_SIZE, SCALE_BYTES
 
 __all__ = [
-    "ALIGNMENT", "LOG2E", "MAX_GROUP", "MAX_SEQLEN_Q", "MAX_TOPK", "Call", "Problem", "check_integer", "check_splits",
-    "check_workspace", "validate",
+    "ALIGNMENT", "LOG2E", "MAX_GROUP", "MAX_SEQLEN_Q", "MAX_TOPK", "Call", "Problem", "check_call", "check_integer",
+    "check_splits", "check_workspace", "validate", "with_outputs",
 ]
 
 MAX_GROUP = 16
@@ -68,7 +68,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class Call:
-    """A validated call: what to compute and where its operands lie."""
+    """A validated call: what to compute and where its operands lie. `out` and `lse` are None, in a call that
+    :func:`check_call` returns, where the caller gave none."""
 
     problem: Problem
     q: Tensor
@@ -79,8 +80,8 @@ class Call:
     q2k_indices: Tensor
     page_table: Tensor
     seqused_k: Tensor
-    out: Tensor
-    lse: Tensor
+    out: Tensor | None
+    lse: Tensor | None
     softmax_scale: float
     k_global_scale: float
     v_global_scale: float
@@ -98,8 +99,13 @@ class Call:
             self.q, self.k, self.v, self.k_scale, self.v_scale, self.q2k_indices, self.page_table, self.seqused_k,
         )
 
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        """`out` and `lse`, as far as they are there."""
+        return tuple(tensor for tensor in (self.out, self.lse) if tensor is not None)
 
-def validate(
+
+def check_call(
     *,
     q: Any,
     k: Any,
@@ -118,7 +124,9 @@ def validate(
     bf16_as_uint16: bool,
     enable_pdl: bool = False,
 ) -> Call:
-    """Check every argument of :func:`msa_cudacore.prepare_msa_nvfp4_sparse_decode` and allocate missing outputs."""
+    """Check every argument of :func:`msa_cudacore.prepare_msa_nvfp4_sparse_decode` but `backend`, `splits` and
+    `workspace_buffer`. Nothing is allocated: :func:`with_outputs` does that. Raises TypeError and ValueError.
+    """
     for name, flag in (("bf16_as_uint16", bf16_as_uint16), ("enable_pdl", enable_pdl)):
         if not isinstance(flag, bool):
             raise TypeError(f"{name} is {shown(flag)}; accepted are True and False")
@@ -148,15 +156,32 @@ def validate(
     )
     _check_float32("v_global_scale", v_global_scale, f"v_global_scale {v_global_scale!r}")
 
-    out_tensor = _output("out", out, q_tensor, q_tensor.shape, "bfloat16", bf16_as_uint16)
-    lse_tensor = _output("lse", lse, q_tensor, q_tensor.shape[:2], "float32", bf16_as_uint16)
     call = Call(
-        problem=problem, q=q_tensor, **tensors, out=out_tensor, lse=lse_tensor,
+        problem=problem, q=q_tensor, **tensors,
+        out=None if out is None else _output(describe("out", out), q_tensor, bf16_as_uint16),
+        lse=None if lse is None else _output(describe("lse", lse), q_tensor, bf16_as_uint16),
         softmax_scale=softmax_scale, k_global_scale=k_global_scale, v_global_scale=v_global_scale,
         enable_pdl=enable_pdl,
     )
     _check_aliasing(call)
     return call
+
+
+def with_outputs(call: Call, bf16_as_uint16: bool) -> Call:
+    """The call with the outputs that the caller did not give allocated in the library of `q`.
+
+    Raises ValueError where that library is known through DLPack alone and cannot.
+    """
+    q, missing = call.q, {}
+    for name, shape, dtype in (("out", q.shape, "uint16" if bf16_as_uint16 else "bfloat16"), ("lse", q.shape[:2], "float32")):
+        if getattr(call, name) is None:
+            missing[name] = _output(describe(name, allocate_like(q, name, shape, dtype)), q, bf16_as_uint16)
+    return replace(call, **missing)
+
+
+def validate(*, bf16_as_uint16: bool, **arguments: Any) -> Call:
+    """:func:`check_call` and then :func:`with_outputs`."""
+    return with_outputs(check_call(bf16_as_uint16=bf16_as_uint16, **arguments), bf16_as_uint16)
 
 
 def check_workspace(workspace: Tensor, needed: int, call: Call) -> None:
@@ -180,7 +205,7 @@ def check_workspace(workspace: Tensor, needed: int, call: Call) -> None:
         )
     if workspace.pointer % ALIGNMENT:
         raise ValueError(f"workspace_buffer starts at {workspace.pointer:#x}; accepted are multiples of 16 bytes")
-    for tensor in (*call.inputs, call.out, call.lse):
+    for tensor in (*call.inputs, *call.outputs):
         if workspace.overlaps(tensor):
             raise ValueError(f"workspace_buffer overlaps {tensor.name}; accepted is memory of its own")
 
@@ -339,29 +364,24 @@ def _check_words(tensor: Tensor) -> None:
         )
 
 
-def _output(
-    name: str, given: Any | None, q: Tensor, shape: tuple[int, ...], dtype: str, as_uint16: bool
-) -> Tensor:
-    if given is None:
-        stored = "uint16" if dtype == "bfloat16" and as_uint16 else dtype
-        given = allocate_like(q, name, shape, stored)
-    tensor = describe(name, given)
-    if dtype == "bfloat16":
-        tensor = _bf16(tensor, as_uint16)
+def _output(tensor: Tensor, q: Tensor, as_uint16: bool) -> Tensor:
+    """Check `out` or `lse`, given or just allocated."""
+    if tensor.name == "out":
+        tensor, shape = _bf16(tensor, as_uint16), q.shape
         meaning = "[batch * seqlen_q, num_q_heads, 128], as q"
     else:
-        _dtype(tensor, dtype)
-        meaning = "[batch * seqlen_q, num_q_heads]"
+        _dtype(tensor, "float32")
+        shape, meaning = q.shape[:2], "[batch * seqlen_q, num_q_heads]"
     _same_place(tensor, q)
     _shape(tensor, shape, meaning)
     if not tensor.writable:
-        raise ValueError(f"{name} is read-only; accepted is writable memory")
-    if dtype == "bfloat16":
+        raise ValueError(f"{tensor.name} is read-only; accepted is writable memory")
+    if tensor.name == "out":
         _check_rows(tensor)
     else:
         _check_words(tensor)
     row, head = tensor.canonical_strides()[:2]
-    inner = HEAD_DIM * tensor.element_bytes if dtype == "bfloat16" else tensor.element_bytes
+    inner = math.prod(shape[2:]) * tensor.element_bytes
     if tensor.elements:
         _check_disjoint(tensor, ((shape[0], row), (shape[1], head)), inner, "row and head")
     return tensor
@@ -369,9 +389,9 @@ def _output(
 
 def _check_aliasing(call: Call) -> None:
     """Refuse outputs that share memory with an input or each other: some CTAs write results while others still read."""
-    if call.out.overlaps(call.lse):
+    if len(call.outputs) == 2 and call.out.overlaps(call.lse):
         raise ValueError("out overlaps lse; accepted is memory of its own for each")
-    for output in (call.out, call.lse):
+    for output in call.outputs:
         for tensor in call.inputs:
             if output.overlaps(tensor):
                 raise ValueError(f"{output.name} overlaps {tensor.name}; accepted is memory of its own")
