@@ -6,7 +6,7 @@ import functools
 import threading
 from dataclasses import dataclass
 
-__all__ = ["DeviceFacts", "DriverUnavailable", "count", "current", "facts"]
+__all__ = ["DeviceFacts", "DriverUnavailable", "count", "current", "current_ordinal", "facts"]
 
 
 class DriverUnavailable(RuntimeError):
@@ -53,6 +53,19 @@ def count() -> int:
         return int(system.get_num_devices())
     except Exception:  # no driver library, driver without device, driver older than the bindings
         return 0
+
+
+def current_ordinal() -> int:
+    """The device of the context that is current for the calling thread, as `torch.cuda.set_device` and the like
+    leave it; 0 where none is, which is also where those begin.
+    """
+    try:
+        from cuda.bindings import driver
+
+        status, ordinal = driver.cuCtxGetDevice()
+    except Exception:  # no driver library: whoever uses the device says so
+        return 0
+    return int(ordinal) if status == driver.CUresult.CUDA_SUCCESS else 0
 
 
 @functools.lru_cache(maxsize=None)

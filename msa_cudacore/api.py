@@ -13,6 +13,7 @@ from .contract import (
     MAX_GROUP, MAX_SEQLEN_Q, MAX_TOPK, Call, Problem, check_call, check_integer, check_splits, check_workspace,
     with_outputs,
 )
+from .launch import device as device_module
 from .program import Bound
 from .programs import select
 
@@ -24,8 +25,10 @@ class MSANvfp4DecodeRunner:
 
     The runner allocates nothing, reads no device memory on the host and waits for nothing, so the first call ever
     may be made while a CUDA graph is captured. It keeps every bound array, the workspace, counters of its own and
-    the loaded kernel alive; a captured graph does not, so keep the runner for as long as the graph is replayed.
-    Preparing a runner and dropping it may wait for the device, where there are counters to allocate and free.
+    the loaded kernel alive; neither a launch in flight nor a captured graph does. So keep the runner until its last
+    launch has ended, and for as long as the graph is replayed: dropped earlier, it lets a framework give the workspace
+    and outputs that the launch still writes to other work. Preparing a runner and dropping it may wait for the device,
+    where there are counters to allocate and free.
 
     New queries, selections, page ids, lengths and cache contents may be written into the bound arrays between
     launches, not during one. One launch of a runner must have ended before the next begins, as on one stream: both
@@ -41,10 +44,10 @@ class MSANvfp4DecodeRunner:
         self._workspace = workspace
         self._backend = backend
         if bound.device is not None:
-            from .launch import device, stream
+            from .launch import stream
 
             self._current_stream: Callable[[], Any] = stream.current(call.q.framework, call.q.ordinal)
-            self._context = device.current(bound.device.ordinal)
+            self._context = device_module.current(bound.device.ordinal)
 
     def __call__(self) -> Any:
         """Launch on the current stream of the library that `q` came from, and return `out`."""
@@ -83,7 +86,11 @@ class MSANvfp4DecodeRunner:
 
     @property
     def out(self) -> Any:
-        """bfloat16 [batch * seqlen_q, num_q_heads, 128], of the library of `q`."""
+        """bfloat16 [batch * seqlen_q, num_q_heads, 128], of the library of `q`.
+
+        Allocated by preparation inside `torch.inference_mode()`, it is an inference tensor, and so is `lse`; give
+        outputs of your own where autograd is to see them.
+        """
         return self._out
 
     @property
@@ -93,7 +100,10 @@ class MSANvfp4DecodeRunner:
 
     @property
     def splits(self) -> int:
-        """Into how many CTAs each work item, a (query token, KV head) pair, was split."""
+        """Into how many CTAs each work item, a (query token, KV head) pair, is split.
+
+        It is 1 as well where only some items, the last ones, are split; `program` then says into how many.
+        """
         return self._bound.plan.splits
 
     @property
@@ -271,7 +281,8 @@ def msa_nvfp4_decode_workspace_size(
         Sizes as :func:`prepare_msa_nvfp4_sparse_decode` sees them.
     device
         A CUDA device: its ordinal, a string such as `"cuda:0"`, a `torch.device`, a `cupy.cuda.Device` or a
-        `cuda.core.Device`. `"cpu"` needs no workspace.
+        `cuda.core.Device`. `"cuda"` and `torch.device("cuda")` mean the device that is current for the calling
+        thread, or 0 where none is. `"cpu"` needs no workspace.
     topk, group, splits
         Selected pages a row, query heads for each KV head, and a forced split factor, where they differ from the
         defaults.
@@ -295,9 +306,9 @@ def msa_nvfp4_decode_workspace_size(
     seqlen_q = check_integer("seqlen_q", seqlen_q, 1, MAX_SEQLEN_Q)
     topk = check_integer("topk", topk, 1, MAX_TOPK)
     group = check_integer("group", group, 1, MAX_GROUP)
+    forced = check_splits(splits)
     place, ordinal = _place(device)
     program, facts = select("auto", place, ordinal)
-    forced = check_splits(splits)
     problem = Problem(batch, seqlen_q, num_kv_heads * group, num_kv_heads, topk, max_pages=topk, num_pages=1)
     return program.most_workspace_bytes(problem, facts, forced)
 
@@ -316,17 +327,22 @@ def _resolve_stream(stream: Any) -> Any:
 def _place(device: Any) -> tuple[str, int]:
     """`("cuda", ordinal)` or `("cpu", 0)` out of any way to name a device."""
     if isinstance(device, numbers.Integral) and not isinstance(device, bool):
-        return "cuda", check_integer("device", device, 0, 2**31 - 1)
+        return "cuda", _ordinal(device)
     if isinstance(device, str):
         if match := re.fullmatch(r"(cpu|cuda)(?::(\d{1,9}))?", device, re.ASCII):
-            return match[1], int(match[2] or 0)
+            return match[1], 0 if match[1] == "cpu" else _ordinal(match[2] and int(match[2]))
     elif (kind := getattr(device, "type", "cuda")) in ("cpu", "cuda"):
         for attribute in ("device_id", "id", "index"):  # cuda.core.Device, cupy.cuda.Device, torch.device
             ordinal = getattr(device, attribute, None)
             if isinstance(ordinal, int):
-                return kind, ordinal
+                return kind, _ordinal(ordinal)
         if hasattr(device, "type"):  # torch.device without an index
-            return kind, 0
+            return kind, 0 if kind == "cpu" else _ordinal(None)
     raise TypeError(
         f"device is {shown(device)}; accepted are an ordinal, 'cuda:N' or 'cpu', and a device of torch, CuPy or cuda.core"
     )
+
+
+def _ordinal(given: int | None) -> int:
+    """A device's ordinal; None means the current device."""
+    return device_module.current_ordinal() if given is None else check_integer("device", given, 0, 2**31 - 1)

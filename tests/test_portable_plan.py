@@ -423,6 +423,27 @@ def test_a_device_may_be_named_in_many_ways(ampere, given, ordinal):
     assert msa_nvfp4_decode_workspace_size(1, 1, given) > 0 and ampere == [ordinal]
 
 
+@pytest.mark.parametrize("given", ["cuda", SimpleNamespace(type="cuda", index=None)])
+@pytest.mark.parametrize(
+    ("status", "current", "ordinal"),
+    [("CUDA_SUCCESS", 3, 3), ("CUDA_ERROR_INVALID_CONTEXT", None, 0), ("CUDA_ERROR_NOT_INITIALIZED", None, 0)],
+)
+def test_a_device_without_an_ordinal_is_the_current_one(ampere, monkeypatch, given, status, current, ordinal):
+    from cuda.bindings import driver
+
+    monkeypatch.setattr(driver, "cuCtxGetDevice", lambda: (getattr(driver.CUresult, status), current))
+    assert msa_nvfp4_decode_workspace_size(1, 1, given) > 0 and ampere == [ordinal]
+
+
+@pytest.mark.parametrize(
+    "given", [-4, SimpleNamespace(id=-4), SimpleNamespace(device_id=2**31), SimpleNamespace(type="cuda", index=-1)]
+)
+def test_an_ordinal_out_of_range_is_refused(ampere, given):
+    with pytest.raises(ValueError, match="^device is .*; accepted are integers from 0 to 2147483647"):
+        msa_nvfp4_decode_workspace_size(1, 1, given)
+    assert not ampere
+
+
 @pytest.mark.parametrize("given", ["cpu", "cpu:0", SimpleNamespace(type="cpu", index=None)])
 def test_the_host_needs_no_workspace(ampere, given):
     assert msa_nvfp4_decode_workspace_size(1, 1, given) == 0 and not ampere
