@@ -13,6 +13,7 @@ vLLM spells the same bytes ``[pages, 2, Hkv, 128, 72]``.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -31,6 +32,8 @@ SCALE_BYTES = HEAD_DIM // SCALE_GROUP
 TOKEN_BYTES = CODE_BYTES + SCALE_BYTES
 
 _INT32_MAX = 2**31 - 1
+_MOST_BYTES = 2**48
+"""Of a pool: the address space of a process, far above any memory and far below what NumPy can count."""
 
 
 class PoolViews(NamedTuple):
@@ -66,15 +69,24 @@ def page_regions(num_kv_heads: int) -> dict[str, Region]:
 
 
 def empty_pool(num_pages: int, num_kv_heads: int, *, fill: int = 0) -> np.ndarray:
-    """A NumPy pool uint8 [num_pages, page_bytes], 256-byte aligned, every byte set to ``fill``."""
+    """A NumPy pool uint8 [num_pages, page_bytes], 256-byte aligned, every byte set to ``fill``.
+
+    Raises TypeError and ValueError naming an argument, and MemoryError where there is no memory for so many pages.
+    """
     num_pages = check_integer("num_pages", num_pages, 1, _INT32_MAX)
     fill = check_integer("fill", fill, 0, 255)
-    return aligned_bytes((num_pages, page_bytes(num_kv_heads)), fill)
+    shape = num_pages, page_bytes(num_kv_heads)
+    if math.prod(shape) > _MOST_BYTES:
+        raise ValueError(
+            f"num_pages and num_kv_heads are {num_pages} and {num_kv_heads}, which make {math.prod(shape)} bytes; "
+            f"accepted are at most {_MOST_BYTES}"
+        )
+    return aligned_bytes(shape, fill)
 
 
 def aligned_bytes(shape: tuple[int, ...], fill: int = 0) -> np.ndarray:
     """A C-ordered uint8 array whose first byte is 256-byte aligned, as a GPU allocation is."""
-    size = int(np.prod(shape, dtype=np.int64))
+    size = math.prod(shape)
     raw = np.full(size + 255, fill, np.uint8) if fill else np.zeros(size + 255, np.uint8)
     start = -raw.ctypes.data % 256
     return raw[start : start + size].reshape(shape)
@@ -197,7 +209,7 @@ def write_tokens(
     views
         NumPy views of the pool, as :func:`pool_views` gives them; separate allocations are fine.
     k, v
-        [tokens, Hkv, 128], real numbers (float32, float64, float16, ``ml_dtypes.bfloat16``).
+        NumPy arrays [tokens, Hkv, 128] of real numbers (float32, float64, float16, ``ml_dtypes.bfloat16``).
     slots
         Integers [tokens], ``page id * 128 + offset in the page`` (:func:`slot_mapping`). A negative slot skips its
         token, which is how engines pad a batch.
@@ -207,7 +219,7 @@ def write_tokens(
     Raises
     ------
     TypeError
-        A dtype is not accepted; nothing is written.
+        A view, `k` or `v` is no NumPy array, or a dtype is not accepted; nothing is written.
     ValueError
         A shape does not fit, a slot lies outside the pool or is named twice, a value is not finite, or a scale is not
         positive; nothing is written.
@@ -221,9 +233,11 @@ def write_tokens(
     if slots.ndim != 1 or slots.dtype.kind not in "iu":
         raise TypeError(f"slots: a vector of integers is needed, got {slots.dtype} of shape {slots.shape}")
     for name, side in (("k", k), ("v", v)):
-        if not hasattr(side, "dtype") or np.shape(side) != (slots.size, heads, HEAD_DIM):
+        if not isinstance(side, np.ndarray):
+            raise TypeError(f"{name}: the host writer takes NumPy arrays, got {_kind(side)}")
+        if side.shape != (slots.size, heads, HEAD_DIM):
             expected = f"[tokens, Hkv, {HEAD_DIM}] = [{slots.size}, {heads}, {HEAD_DIM}]"
-            raise ValueError(f"{name}: {expected} is needed, got {np.shape(side)}")
+            raise ValueError(f"{name}: {expected} is needed, got {side.shape}")
         if side.dtype.kind != "f" and side.dtype != ml_dtypes.bfloat16:
             raise TypeError(f"{name}: float16, bfloat16, float32 or float64 is needed, got {side.dtype}")
     check_positive("k_global_scale", k_global_scale)
@@ -261,6 +275,11 @@ def _heads(num_kv_heads: int) -> int:
     return check_integer("num_kv_heads", num_kv_heads, 1, _INT32_MAX)
 
 
+def _kind(value: Any) -> str:
+    """A type's name with its module, as in `torch.Tensor`."""
+    return f"{type(value).__module__}.{type(value).__name__}"
+
+
 def _require_dense_pages(pool: Any, shape: tuple[int, ...]) -> None:
     # reshape() would silently copy a page whose inside is not dense, and writes through the views would be lost.
     strides = pool.stride() if callable(getattr(pool, "stride", None)) else pool.strides
@@ -274,8 +293,7 @@ def _require_dense_pages(pool: Any, shape: tuple[int, ...]) -> None:
 def _check_numpy_views(views: PoolViews) -> None:
     for name, view in views._asdict().items():
         if not isinstance(view, np.ndarray):
-            kind = f"{type(view).__module__}.{type(view).__name__}"
-            raise TypeError(f"{name}: the host writer takes NumPy views, got {kind}")
+            raise TypeError(f"{name}: the host writer takes NumPy views, got {_kind(view)}")
         inner = SCALE_BYTES if name.endswith("scale") else CODE_BYTES
         expected = (*views.k.shape[:2], PAGE_SIZE, inner)
         if view.ndim != 4 or view.shape != expected:

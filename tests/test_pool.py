@@ -233,6 +233,7 @@ def test_writer_of_no_tokens_writes_nothing():
         (dict(k=np.zeros((2, 2, 64))), ValueError, r"k: .*\(2, 2, 64\)"),
         (dict(v=np.zeros((3, 2, 128))), ValueError, "v: "),
         (dict(k=np.zeros((2, 2, 128), np.int32)), TypeError, "k: .*int32"),
+        (dict(k=np.ones((2, 2, 128)).tolist()), TypeError, "k: the host writer takes NumPy arrays, got builtins.list"),
         (dict(v=np.full((2, 2, 128), np.nan)), ValueError, "v: .*nan"),
         (dict(slots=np.array([1, 512])), ValueError, "slots: 512"),
         (dict(slots=np.array([5, 5])), ValueError, "slots: slot 5 is named 2 times"),
@@ -261,6 +262,16 @@ def test_writer_refuses_and_writes_nothing(change, error, words):
     )
     with pytest.raises(error, match=words):
         write_tokens(**{"views": pool_views(pool, 2), **arguments})
+    assert (pool == 5).all()
+
+
+@pytest.mark.parametrize("name", ["k", "v"])
+def test_writer_refuses_tokens_of_another_library(name):
+    torch = pytest.importorskip("torch")
+    tokens = dict(k=np.ones((1, 2, 128)), v=np.ones((1, 2, 128))) | {name: torch.ones(1, 2, 128)}
+    pool = empty_pool(4, 2, fill=5)
+    with pytest.raises(TypeError, match=f"{name}: the host writer takes NumPy arrays, got torch.Tensor"):
+        write_tokens(pool_views(pool, 2), **tokens, slots=np.array([0]), k_global_scale=1.0, v_global_scale=1.0)
     assert (pool == 5).all()
 
 
@@ -319,6 +330,7 @@ def test_empty_pool_refuses_nothing_to_hold(pages, heads):
         (dict(num_pages=1.5, num_kv_heads=1), TypeError, "num_pages is 1.5"),
         (dict(num_pages=True, num_kv_heads=1), TypeError, "num_pages is True"),
         (dict(num_pages=2**50, num_kv_heads=1), ValueError, "num_pages is "),
+        (dict(num_pages=2**31 - 1, num_kv_heads=2**31 - 1), ValueError, "num_pages and num_kv_heads are .* make 8[0-9]* bytes"),
         (dict(num_pages=1, num_kv_heads=None), TypeError, "num_kv_heads is None"),
         (dict(num_pages=1, num_kv_heads=2.0), TypeError, "num_kv_heads is 2.0"),
         (dict(num_pages=1, num_kv_heads=1, fill=256), ValueError, "fill is 256"),
