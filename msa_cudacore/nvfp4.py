@@ -28,18 +28,14 @@ _E2M1_MAGNITUDES = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 _E2M1_VALUES = np.concatenate([_E2M1_MAGNITUDES, -_E2M1_MAGNITUDES])
 _E4M3_VALUES = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64)
 _E4M3_MAGNITUDES = _E4M3_VALUES[:E4M3_NAN]
+_SMALL_FLOATS = (np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float4_e2m1fn))
 # One packed byte -> its two values, the even element (low nibble) first.
 _E2M1_PAIRS = np.stack([np.tile(_E2M1_VALUES, 16), np.repeat(_E2M1_VALUES, 16)], axis=1)
 
 
 def decode_e2m1(codes: np.ndarray) -> np.ndarray:
     """Values (float64) of E2M1 codes 0..15, one code an element."""
-    codes = np.asarray(codes)
-    if codes.dtype.kind not in "iu":
-        raise TypeError(f"codes: E2M1 codes are integers, got {codes.dtype}")
-    if codes.size and (codes.min() < 0 or codes.max() > 15):
-        raise ValueError(f"codes: E2M1 codes lie in 0..15, got {codes.min()}..{codes.max()}")
-    return _E2M1_VALUES[codes]
+    return _E2M1_VALUES[_integers("codes", codes, "E2M1 codes", 15)]
 
 
 def encode_e2m1(values: np.ndarray) -> np.ndarray:
@@ -48,7 +44,7 @@ def encode_e2m1(values: np.ndarray) -> np.ndarray:
     The sign of zero is kept. NaN becomes +6, as the PTX conversion ``cvt.rn.satfinite.e2m1x2.f32`` defines
     it.
     """
-    values = np.asarray(values, dtype=np.float64)
+    values = _reals(values)
     code = _nearest(np.abs(values), _E2M1_MAGNITUDES) | (np.signbit(values).astype(np.uint8) << 3)
     return np.where(np.isnan(values), np.uint8(7), code)
 
@@ -61,22 +57,22 @@ def decode_e4m3(scales: np.ndarray) -> np.ndarray:
 
 def encode_e4m3(values: np.ndarray) -> np.ndarray:
     """E4M3 bytes (uint8) of real values: nearest, ties to even, saturating at 448; NaN becomes 0x7F."""
-    values = np.asarray(values, dtype=np.float64)
+    values = _reals(values)
     byte = _nearest(np.abs(values), _E4M3_MAGNITUDES) | (np.signbit(values).astype(np.uint8) << 7)
     return np.where(np.isnan(values), np.uint8(E4M3_NAN), byte)
 
 
 def pack_e2m1(codes: np.ndarray) -> np.ndarray:
-    """Two codes a byte, the even element in the low nibble: [..., 2n] -> uint8 [..., n]."""
-    codes = np.asarray(codes, dtype=np.uint8)
+    """Two codes 0..15 a byte, the even element in the low nibble: integers [..., 2n] -> uint8 [..., n]."""
+    codes = _integers("codes", codes, "E2M1 codes", 15)
     if codes.ndim == 0 or codes.shape[-1] % 2:
         raise ValueError(f"codes: the last axis must hold an even number of codes, got shape {codes.shape}")
-    return (codes[..., 0::2] & 15) | (codes[..., 1::2] << 4)
+    return codes[..., 0::2] | (codes[..., 1::2] << 4)
 
 
 def unpack_e2m1(packed: np.ndarray) -> np.ndarray:
-    """The codes of packed bytes: uint8 [..., n] -> uint8 [..., 2n]; inverse of :func:`pack_e2m1`."""
-    packed = np.asarray(packed, dtype=np.uint8)
+    """The codes of packed bytes: integers 0..255 [..., n] -> uint8 [..., 2n]; inverse of :func:`pack_e2m1`."""
+    packed = _integers("packed", packed, "pairs of E2M1 codes", 255)
     codes = np.empty((*packed.shape[:-1], packed.shape[-1] * 2), np.uint8)
     codes[..., 0::2] = packed & 15
     codes[..., 1::2] = packed >> 4
@@ -89,10 +85,11 @@ def quantize(values: np.ndarray, global_scale: float) -> tuple[np.ndarray, np.nd
     ``scale = e4m3(amax16 / (6 * global_scale))`` and ``code = e2m1(x / (float(scale) * global_scale))``.
     A block whose scale rounds to zero gets zero codes (keeping signs), since no code could bring it back.
 
-    Raises ValueError when a value is not finite, or ``global_scale`` is not a positive finite number.
+    Raises ValueError when a value is not finite, or ``global_scale`` is not a positive finite number, and TypeError
+    when one of them is no real number.
     """
     global_scale = check_positive("global_scale", global_scale)
-    values = np.asarray(values).astype(np.float64, copy=False)
+    values = _reals(values)
     if values.ndim == 0 or values.shape[-1] % SCALE_GROUP:
         raise ValueError(
             f"values: the last axis must be a multiple of {SCALE_GROUP}, got shape {values.shape}"
@@ -156,6 +153,24 @@ def as_bytes(scales: np.ndarray) -> np.ndarray:
     if scales.dtype != np.uint8:
         raise TypeError(f"scales: E4M3 scales are uint8 or float8_e4m3fn, got {scales.dtype}")
     return scales
+
+
+def _integers(name: str, values: np.ndarray, what: str, highest: int) -> np.ndarray:
+    """Integers 0..highest as uint8; a cast alone would wrap those beyond, and cut fractions off."""
+    values = np.asarray(values)
+    if values.dtype.kind not in "iu" and values.size:
+        raise TypeError(f"{name}: {what} are integers, got {values.dtype}")
+    if values.size and (values.min() < 0 or values.max() > highest):
+        raise ValueError(f"{name}: {what} lie in 0..{highest}, got {values.min()}..{values.max()}")
+    return values.astype(np.uint8, copy=False)
+
+
+def _reals(values: np.ndarray) -> np.ndarray:
+    """Real numbers as float64; a cast alone would parse strings and drop imaginary parts."""
+    values = np.asarray(values)
+    if values.dtype.kind not in "iuf" and values.dtype not in _SMALL_FLOATS:
+        raise TypeError(f"values: real numbers are needed, got {values.dtype}")
+    return values.astype(np.float64, copy=False)
 
 
 def _tiles(name: str, scales: np.ndarray) -> np.ndarray:
