@@ -170,7 +170,7 @@ def demo(
     small = None
     if emulate and not emulator_missing:
         problem = build_case(**SMALL_CASE, seed=seed)
-        text = "Running the Blackwell kernel in the emulator (the first run compiles the emulator: about a minute)"
+        text = "Running the Blackwell kernel in the emulator (the first run compiles the emulator: one to two minutes)"
         small = _facts(problem, _decode(problem, "emulated", "numpy", None, quiet=as_json, text=text), check=True, quiet=as_json)
         facts["emulated"] = small
         if not as_json:

@@ -67,7 +67,7 @@ class Diagnosis:
 
 
 def diagnose() -> Diagnosis:
-    """Look around; changes nothing but creates the driver's context on no device."""
+    """Look around. Nothing is changed, and no context is created on any device."""
     packages = tuple(Package(name, _version(name), required, purpose) for name, required, purpose in _PACKAGES)
     nvrtc, nvrtc_problem = _nvrtc()
     driver = _driver()
