@@ -1,28 +1,24 @@
 """CUDA C++ to cubin through NVRTC, with a persistent cache; needs no CUDA driver and no toolkit.
 
-The cache is `cuda.core.utils.FileStreamProgramCache`: writes are atomic, so concurrent processes
-see whole entries. Its key covers the source (headers are already inlined into it), every option,
-and the version of NVRTC. Each entry carries a SHA-256 of the cubin behind the ELF image, because a disk
-that fills up or a copied home directory can leave a truncated or damaged file, and loading one into
-the driver would fail far from the cause.
+The cache is `cuda.core.utils.FileStreamProgramCache`, in the folder that `ptx.cache` names: writes are atomic, so
+concurrent processes see whole entries. Its key covers the source (headers are already inlined into it), every option,
+and the version of NVRTC. Each entry carries a SHA-256 of the cubin behind the ELF image, because a disk that fills up
+or a copied home directory can leave a truncated or damaged file, and loading one into the driver would fail far from
+the cause.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-import os
 import re
 import warnings
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from ..ptx.cache import CACHE_VARIABLE, cache_directory
 from ..ptx.nvrtc import CompileError, supported_archs
 
-__all__ = ["CompileError", "Cubin", "Resources", "cache_directory", "compile_cubin"]
-
-CACHE_VARIABLE = "MSA_CUDACORE_CACHE"
-"""Environment variable: folder of the program cache, or `off` for none."""
+__all__ = ["CompileError", "Cubin", "Resources", "compile_cubin"]
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
@@ -50,17 +46,6 @@ class Cubin:
     def resources(self) -> dict[str, Resources]:
         """Resources by entry name; empty when the cubin came from the cache, which keeps no log."""
         return _parse_ptxas_log(self.log)
-
-
-def cache_directory() -> Path | None:
-    """Folder of the program cache, or None where `MSA_CUDACORE_CACHE` says `off`."""
-    setting = os.environ.get(CACHE_VARIABLE)
-    if setting is not None and setting.strip().lower() == "off":
-        return None
-    if setting:
-        return Path(setting)
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "msa_cudacore" / "programs"
 
 
 def compile_cubin(source: str, arch: str, *, name: str = "kernel.cu", use_cache: bool = True) -> Cubin:
@@ -125,7 +110,7 @@ def _open_cache():
     """The cache, or None where it cannot be had: compiling again is slower, never wrong."""
     from cuda.core.utils import FileStreamProgramCache
 
-    directory = cache_directory()
+    directory = cache_directory("programs")
     if directory is None:
         return None
     try:

@@ -9,8 +9,8 @@ from importlib import metadata
 from typing import Any
 
 from .launch import device as device_module
-from .launch.compile import CACHE_VARIABLE, cache_directory
 from .programs import PROGRAMS
+from .ptx.cache import CACHE_VARIABLE, cache_directory
 
 __all__ = ["Diagnosis", "Package", "diagnose"]
 
@@ -182,7 +182,7 @@ def _programs(place: str, facts: device_module.DeviceFacts | None) -> dict[str, 
 
 
 def _cache() -> tuple[str, str | None]:
-    directory = cache_directory()
+    directory = cache_directory("programs")
     if directory is None:
         return f"off ({CACHE_VARIABLE})", None
     nearest = directory

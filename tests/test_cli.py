@@ -498,7 +498,7 @@ def test_doctor_says_that_the_emulator_needs_numba(monkeypatch):
 
 
 def test_doctor_cuts_no_path_short(monkeypatch, tmp_path):
-    from msa_cudacore.launch.compile import CACHE_VARIABLE
+    from msa_cudacore.ptx.cache import CACHE_VARIABLE
 
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / ("[a]" + "programs" * 12)))
     printed = run("doctor").stdout
@@ -507,7 +507,7 @@ def test_doctor_cuts_no_path_short(monkeypatch, tmp_path):
 
 
 def test_doctor_notices_a_cache_that_cannot_be_written(monkeypatch, tmp_path):
-    from msa_cudacore.launch.compile import CACHE_VARIABLE
+    from msa_cudacore.ptx.cache import CACHE_VARIABLE
 
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "programs"))
     monkeypatch.setattr(doctor.os, "access", lambda path, mode: False)

@@ -16,20 +16,20 @@ import pytest
 
 from msa_cudacore.launch import compile as compile_module
 from msa_cudacore.launch import device as device_module
-from msa_cudacore.launch.compile import CompileError, cache_directory, compile_cubin
+from msa_cudacore.launch.compile import CompileError, compile_cubin
 from msa_cudacore.launch.kernel import Geometry, Launch
 from msa_cudacore.launch.memory import ZeroedWords
 from msa_cudacore.launch.stream import from_handle, resolve
 from msa_cudacore.ptx import nvrtc, source
+from msa_cudacore.ptx.cache import cache_directory
 
 KERNEL = 'extern "C" __global__ void scale(float* p, float s) { p[threadIdx.x] *= s; }\n'
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch) -> Path:
-    directory = tmp_path / "programs"
-    monkeypatch.setenv("MSA_CUDACORE_CACHE", str(directory))
-    return directory
+    monkeypatch.setenv("MSA_CUDACORE_CACHE", str(tmp_path))
+    return tmp_path / "programs"
 
 
 def entries(directory: Path) -> list[Path]:
@@ -120,16 +120,23 @@ def test_write_that_fails_does_not_lose_the_program(cache, monkeypatch):
     assert compile_cubin(KERNEL, "sm_90a").code
 
 
-def test_cache_can_be_switched_off(monkeypatch):
-    monkeypatch.setenv("MSA_CUDACORE_CACHE", "off")
-    assert cache_directory() is None
+def test_cache_can_be_switched_off(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MSA_CUDACORE_CACHE", " OFF")
+    assert cache_directory("programs") is cache_directory("emulator") is None
     assert compiled_again(KERNEL, "sm_90a") and compiled_again(KERNEL, "sm_90a")
+    assert not any(tmp_path.iterdir())
 
 
-def test_default_cache_directory_follows_xdg(monkeypatch, tmp_path):
-    monkeypatch.delenv("MSA_CUDACORE_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_directory() == tmp_path / "msa_cudacore" / "programs"
+@pytest.mark.parametrize("part", ["programs", "emulator"])
+def test_all_caches_lie_in_one_folder(monkeypatch, tmp_path, part):
+    assert cache_directory(part) == tmp_path / part
+    for unset in (monkeypatch.delenv, lambda name: monkeypatch.setenv(name, "")):
+        unset("MSA_CUDACORE_CACHE")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        assert cache_directory(part) == tmp_path / "msa_cudacore" / part
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        assert cache_directory(part) == Path.home() / ".cache" / "msa_cudacore" / part
 
 
 def test_unknown_architecture_names_what_nvrtc_knows():

@@ -10,9 +10,9 @@ program needs it, and rebuilt only when its own sources change.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import tempfile
+import warnings
 from functools import lru_cache
 from pathlib import Path
 
@@ -21,6 +21,8 @@ from llvmlite import ir  # noqa: F401  (a clear ImportError if Numba's compiler 
 from numba import config, types
 from numba.core import sigutils
 from numba.extending import intrinsic
+
+from ..cache import CACHE_VARIABLE, cache_directory
 
 _HERE = Path(__file__).parent
 _IMPORT = re.compile(r"^\s*from \.(\w+) import|^\s*from \. import (.+)$", re.MULTILINE)
@@ -45,41 +47,44 @@ def _closure_digest(stem: str) -> str:
 
 
 @lru_cache(maxsize=None)
-def cache_root() -> Path:
-    """The first writable of $MSA_CUDACORE_CACHE, $XDG_CACHE_HOME, ~/.cache and the temporary folder."""
-    roots = [os.environ.get("MSA_CUDACORE_CACHE"), os.environ.get("XDG_CACHE_HOME"), Path.home() / ".cache",
-             tempfile.gettempdir()]
-    for root in filter(None, roots):
-        folder = Path(root) / "msa_cudacore" / "emulator"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            probe = folder / f".probe{os.getpid()}"
-            probe.touch()
-            probe.unlink()
+def cache_root() -> Path | None:
+    """Folder of compiled code, or None where `MSA_CUDACORE_CACHE` says `off` or, with a warning, it cannot be written:
+    each process then compiles for itself.
+    """
+    folder = cache_directory("emulator")
+    if folder is None:
+        return None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
             return folder
-        except OSError:
-            continue
-    raise OSError("no writable folder for compiled emulator code: set MSA_CUDACORE_CACHE to one")
+    except OSError as error:
+        warnings.warn(
+            f"the emulator's cache {folder} cannot be written ({error}); its code is compiled anew in each process. "
+            f"Set {CACHE_VARIABLE} to a writable folder, or to 'off' to silence this.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
 
 
 def compiled(function, allocates: bool = True):
-    """Like `numba.njit(cache=True)`, cached under a digest of the function's sources.
+    """Like `numba.njit(cache=True)`, cached under a digest of the function's sources where there is a cache.
 
     Numba picks the folder from its configuration while decorating; it is set for that moment only.
     `allocates=False` drops reference counting, which costs two locked instructions for every array that is
     passed on in a loop: more than the loop's work.
     """
-    folder = cache_root() / f"{Path(function.__code__.co_filename).stem}-{_closure_digest(_stem(function))}"
+    root, stem = cache_root(), Path(function.__code__.co_filename).stem
+    make = numba.njit(cache=root is not None, error_model="numpy", _nrt=allocates)
+    if root is None:
+        return make(function)
     before = config.CACHE_DIR
-    config.CACHE_DIR = str(folder)
+    config.CACHE_DIR = str(root / f"{stem}-{_closure_digest(stem)}")
     try:
-        return numba.njit(cache=True, error_model="numpy", _nrt=allocates)(function)
+        return make(function)
     finally:
         config.CACHE_DIR = before
-
-
-def _stem(function) -> str:
-    return Path(function.__code__.co_filename).stem
 
 
 def inlined(function=None, *, allocates: bool = False):
