@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import opcodes as O
-from .decode import WIDTHS
+from .builder import WIDTHS
 from .forms import row
 from .lanes_convert import C_FTZ, C_RELU, C_SAT, C_SATFINITE, C_SIGNED, FORMATS, T_F32, X_INTEGRAL
 from .lanes_float import F_ABS, F_DOUBLE, F_FTZ, F_NAN, F_RELU, F_SAT, F_SUBTRACT, F_XORSIGN

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from . import layout as L
 from . import opcodes as O
-from .decode import WIDTHS
+from .builder import WIDTHS
 from .forms import row
 from .model import Immediate, Sink, Symbol, Vector
 

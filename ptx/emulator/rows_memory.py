@@ -5,7 +5,7 @@ from __future__ import annotations
 from . import layout as L
 from . import opcodes as O
 from .atomics import ATOMIC_KINDS, ATOMIC_NAMES
-from .decode import WIDTHS
+from .builder import WIDTHS
 from .forms import row
 from .model import Register, Sink, Symbol, Vector
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import opcodes as O
-from .decode import WIDTHS
+from .builder import WIDTHS
 from .forms import row
 from .lanes_predicate import (
     BOOL_AND, BOOL_NONE, BOOL_OR, BOOL_XOR, COMPARISONS, SPACE_KINDS, TESTP_KINDS, Y_BF16, Y_F64, Y_FTZ,

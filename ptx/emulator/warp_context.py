@@ -8,7 +8,7 @@ import numpy as np
 
 from . import layout as L
 from .agents import Agent, Cta
-from .decode import WIDTHS
+from .builder import WIDTHS
 from .model import Immediate, Pair, Register, Sink, Symbol, Vector
 
 
