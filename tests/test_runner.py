@@ -1,14 +1,10 @@
-"""The runner on a GPU: capture, replay, streams, workspace, threads, large pools, and what a launch does not
-do."""
+"""The runner on a GPU: captures, replay, streams, workspace, threads, and what a launch does not do."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import statistics
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -16,10 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from msa_cudacore import (
-    msa_nvfp4_decode_workspace_size,
-    prepare_msa_nvfp4_sparse_decode,
-)
+from msa_cudacore import msa_nvfp4_decode_workspace_size, prepare_msa_nvfp4_sparse_decode
 from msa_cudacore.cases import Case, random_case
 from msa_cudacore.exact_cases import exact_cases, fixture
 from msa_cudacore.pool import page_bytes, pool_views
@@ -76,76 +69,6 @@ def captured(stream: int):
     found, _ = check(driver.cuGraphGetNodes(graph, count))
     nodes += [check(driver.cuGraphNodeGetType(node))[0].name for node in found[:count]]
     check(driver.cuGraphDestroy(graph))
-
-
-FIRST_LAUNCH = """
-import sys
-import numpy as np
-from msa_cudacore import prepare_msa_nvfp4_sparse_decode as prepare
-from msa_cudacore.cases import random_case
-from msa_cudacore.reference import compare
-from msa_cudacore.transfer import to_numpy
-
-route, splits = sys.argv[1], int(sys.argv[2])
-lengths = np.array([2000, 0, 300])
-case = random_case(np.random.default_rng(), group=16, num_kv_heads=4, seqlen_q=1, topk=16, lengths=lengths)
-if route == "torch":
-    import torch
-
-    moved = case.to("torch")
-    runner = prepare(**moved.arguments(), splits=splits)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="global"):
-        runner()
-    runner.out.fill_(float("nan"))
-    graph.replay()
-    torch.cuda.synchronize()
-elif route == "cupy":
-    import cupy
-
-    moved = case.to("cupy", bf16_as_uint16=True)
-    runner = prepare(**moved.arguments(), splits=splits, bf16_as_uint16=True)
-    with cupy.cuda.Stream(non_blocking=True) as stream:
-        stream.begin_capture()
-        runner()
-        graph = stream.end_capture()
-        runner.out.fill(0x7FC0)
-        graph.launch(stream)
-        stream.synchronize()
-else:
-    from cuda.core import Device
-
-    moved = case.to("torch")
-    runner = prepare(**moved.arguments(), splits=splits)
-    device = Device()
-    device.set_current()
-    stream = device.create_stream()
-    builder = stream.create_graph_builder()
-    builder.begin_building("global")
-    runner.launch(builder)
-    graph = builder.end_building().complete()
-    graph.launch(stream)
-    stream.sync()
-out = to_numpy(runner.out)
-report = compare(out.view("bfloat16") if out.dtype == np.uint16 else out, to_numpy(runner.lse), *case.exact())
-sys.exit(None if report else str(report))
-"""
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("splits", [1, 8])
-@pytest.mark.parametrize("route", ["torch", "cupy", "cuda.core"])
-def test_the_first_launch_of_a_process_may_be_captured(route, splits):
-    pytest.importorskip("torch" if route == "cuda.core" else route)
-    environment = {name: value for name, value in os.environ.items() if name != "CUDA_MODULE_LOADING"}
-    done = subprocess.run(
-        [sys.executable, "-c", FIRST_LAUNCH, route, str(splits)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
 
 
 @pytest.mark.gpu
@@ -569,74 +492,6 @@ def test_both_merges_give_the_same_answer(portable_target, monkeypatch, rng):
     monkeypatch.setattr(device, "facts", lambda ordinal: replace(facts(ordinal), clusters=False))
     for results in (with_clusters, portable_target.run(case, splits=8)):
         assert compare(*results, *case.exact())
-
-
-# Pools over 2 GiB and over 4 GiB
-
-
-def far_pages(page_stride: int) -> list[int]:
-    """The last page that ends within, and the first that begins beyond, 2**31 and 2**32 bytes."""
-    return sorted(
-        {page for limit in (2**31, 2**32) for page in (limit // page_stride - 1, limit // page_stride + 1)}
-    )
-
-
-@pytest.mark.parametrize(
-    ("heads", "page_stride"), [(4, page_bytes(4)), (1, page_bytes(1)), (4, 60 * page_bytes(4))]
-)
-@pytest.mark.parametrize("place", ["host", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_pools_beyond_32_bit_offsets(place, heads, page_stride):
-    """Only far pages hold data; a wrapped offset reads a page of zeros. The third stride is a pool of 60
-    layers."""
-    pages = far_pages(page_stride)
-    total = (pages[-1] + 2) * page_stride
-    if place == "cuda":
-        torch = pytest.importorskip("torch")
-        if torch.cuda.mem_get_info()[0] < total + 2**30:
-            pytest.skip("too little GPU memory is free")
-        raw = torch.zeros(total, dtype=torch.uint8, device="cuda")
-    else:
-        try:
-            raw = np.zeros(total, np.uint8)  # untouched pages of it cost no memory
-        except MemoryError:
-            pytest.skip(f"this machine does not promise {total / 2**30:.1f} GiB of address space")
-    pool = raw.reshape(-1, page_stride)[:, : page_bytes(heads)]
-    views = pool_views(pool, heads)
-    elements = {1.0: 0x22, 2.0: 0x44, 3.0: 0x55, 4.0: 0x66}
-    for value, page in zip(elements, pages):
-        views.k_scale[page] = views.v_scale[page] = 0x38
-        views.v[page] = elements[value]
-        views.k[page] = 0x22
-    for values, chosen in (([1, 2, 3, 4], pages), ([3], pages[2:3]), ([4], pages[3:]), ([2], pages[1:2])):
-        case = fixture(
-            seqused=(128 * len(chosen),),
-            rows=[list(range(len(chosen)))],
-            num_kv_heads=heads,
-            num_q_heads=16 * heads,
-        )
-        case.q[...] = 1.0
-        small = dict(
-            q=case.q,
-            q2k_indices=case.q2k_indices,
-            page_table=np.array([chosen], np.int32),
-            seqused_k=case.seqused_k,
-        )
-        if place == "cuda":
-            small = {name: _to_torch(array) for name, array in small.items()}
-        runner = prepare_msa_nvfp4_sparse_decode(
-            **small, **views._asdict(), k_global_scale=1.0, v_global_scale=1.0, softmax_scale=1 / 128
-        )
-        out, lse = to_numpy(runner()), to_numpy(runner.lse)
-        assert (out.astype(float) == np.mean(values)).all()
-        np.testing.assert_allclose(lse, 1 + np.log(128 * len(chosen)), rtol=1e-5)
-
-
-def _to_torch(array: np.ndarray):
-    import torch
-
-    if array.dtype == BF16:
-        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16).cuda()
-    return torch.from_numpy(array).cuda()
 
 
 # What a sanitizer should watch, and what a call costs
