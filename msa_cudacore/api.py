@@ -228,9 +228,9 @@ def prepare_msa_nvfp4_sparse_decode(
     ------
     TypeError, ValueError
         An argument is refused; the message names it, what it was and what is accepted. Nothing has been allocated.
-        No driver call has been made either, but to read the device's properties where `splits`, `enable_pdl`,
-        `workspace_buffer` or a known `backend` does not suit them. ValueError as well where `out` or `lse` is left out
-        and the library of `q`, known through DLPack alone, cannot allocate it.
+        No driver call has been made either, but to read the device's properties before a split factor, `enable_pdl`,
+        `workspace_buffer` or a known `backend` is refused. ValueError as well where `out` or `lse` is left out and the
+        library of `q`, known through DLPack alone, cannot allocate it.
     DriverUnavailable
         A CUDA backend is asked for and there is no usable driver or device. It is a RuntimeError.
     RuntimeError
