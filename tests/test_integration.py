@@ -3,6 +3,7 @@ torch writes the bytes of the host writer."""
 
 from __future__ import annotations
 
+import itertools
 import re
 import runpy
 from pathlib import Path
@@ -10,7 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from msa_cudacore.pool import empty_pool, page_bytes, pool_views, write_tokens
+from msa_cudacore import prepare_msa_nvfp4_sparse_decode
+from msa_cudacore.contract import Problem
+from msa_cudacore.launch.device import DeviceFacts
+from msa_cudacore.pool import empty_pool, page_bytes, page_regions, pool_views, write_tokens
+from msa_cudacore.programs import PROGRAMS
 from msa_cudacore.reference import decode
 from msa_cudacore.transfer import BF16, to_numpy
 
@@ -165,3 +170,89 @@ def test_requests_of_the_engine_attend_their_own_tokens_in_order():
         # A matrix product of one row may round otherwise than that of many, so a bar, not bits.
         np.testing.assert_allclose(out[row : row + 1].astype(float), exact[0], rtol=0.01, atol=0.01)
         np.testing.assert_allclose(lse[row : row + 1], exact[1], atol=1e-3)
+
+
+# The guide
+
+GUIDE = (ROOT / "docs" / "integration.md").read_text(encoding="utf-8")
+PARTS = {
+    "H200": DeviceFacts(0, "H200", (9, 0), 132, 227 * 1024, 228 * 1024, True),
+    "A100": DeviceFacts(0, "A100", (8, 0), 108, 163 * 1024, 164 * 1024, False),
+    "L40S": DeviceFacts(0, "L40S", (8, 9), 142, 99 * 1024, 100 * 1024, False),
+    "B200": DeviceFacts(0, "B200", (10, 0), 148, 227 * 1024, 228 * 1024, True),
+}
+
+
+def table_under(text: str) -> list[list[str]]:
+    """The rows of the first table behind a text, its heading first."""
+    lines = GUIDE[GUIDE.index(text) :].splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("|"))
+    rows = itertools.takewhile(lambda line: line.startswith("|"), lines[first:])
+    heading, _, *body = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    return [heading, *body]
+
+
+def program_of(part: DeviceFacts):
+    return next(program for program in PROGRAMS if program.place == "cuda" and program.refusal(part) is None)
+
+
+def test_the_guides_code_runs(monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    scope: dict = {}
+    for block in re.findall(r"```python\n(.*?)```", GUIDE, flags=re.DOTALL):
+        exec(compile(block, "docs/integration.md", "exec"), scope)
+    views, codes, scales = scope["views"][0], scope["codes"], scope["scales"]
+    assert [tuple(c.shape[1:]) for c in codes] == [tuple(views.k.shape[1:])] * 2
+    arguments = dict(
+        page_table=scope["page_table"], seqused_k=scope["seqused_k"], k_global_scale=1.0, v_global_scale=1.0
+    )
+    apart = prepare_msa_nvfp4_sparse_decode(
+        scope["q"], *codes, scope["q2k"], k_scale=scales[0], v_scale=scales[1], **arguments
+    )
+    assert not apart().any()
+    interleaved = torch.zeros(4, 2, 2, 128, 72, dtype=torch.uint8, device=scope["device"])
+    with pytest.raises(ValueError, match="dense"):
+        prepare_msa_nvfp4_sparse_decode(
+            scope["q"], *interleaved[..., :64].unbind(1), scope["q2k"], **arguments,
+            k_scale=interleaved[:, 0, ..., 64:], v_scale=interleaved[:, 1, ..., 64:],
+        )  # fmt: skip
+
+
+def test_the_guides_byte_map_is_that_of_the_pool():
+    ends = [int(number) for number in re.findall(r"Hkv\*(\d+)", GUIDE[: GUIDE.index("| K codes")])]
+    begins = [page_regions(1)[name].offset for name in ("k", "k_scale", "v", "v_scale")]
+    assert [0, *ends] == [*begins, page_bytes(1)]
+
+
+def test_the_guides_numbers_of_configurations():
+    heading, *rows = table_under("items = batch *")
+    limits = [int(title.split()[2].replace(",", "")) for title in heading[1:]]
+    assert [row[0] for row in rows] == list(PARTS)
+    for part, *counts in rows:
+        program, kinds, counted = program_of(PARTS[part]), set(), []
+        for items in range(1, limits[-1] + 1):
+            choice = program.plan(Problem(items, 1, 16, 1, 16, 1000, 1000), PARTS[part], None).configuration
+            kinds.add(choice.constants)
+            if items in limits:
+                counted.append(str(len(kinds)))
+        assert counts == counted, part
+
+
+def test_the_guides_sizes_of_workspaces():
+    heading, *rows = table_under("Bytes, for 4 KV heads")
+    batches = [int(title.split()[1]) for title in heading[2:]]
+    assert len(rows) == 4
+    for part, splits, *sizes in rows:
+        forced = None if splits == "automatic" else int(splits)
+        most = [
+            program_of(PARTS[part]).most_workspace_bytes(Problem(n, 1, 64, 4, 16, 16, 1), PARTS[part], forced)
+            for n in batches
+        ]
+        assert sizes == [f"{size:,}" for size in most], (part, splits)
+
+
+def test_the_guides_links_point_to_files():
+    prose = re.sub(r"```.*?```", "", GUIDE, flags=re.DOTALL)
+    for target in re.findall(r"\]\((?!https?://)([^)#]+)", prose):
+        assert (ROOT / "docs" / target).exists(), target
