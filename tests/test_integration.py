@@ -226,17 +226,19 @@ def test_the_guides_byte_map_is_that_of_the_pool():
 
 
 def test_the_guides_numbers_of_configurations():
+    """Bounds with some room, for a choice that is tuned now and then."""
     heading, *rows = table_under("items = batch *")
     limits = [int(title.split()[2].replace(",", "")) for title in heading[1:]]
     assert [row[0] for row in rows] == list(PARTS)
-    for part, *counts in rows:
+    for part, *stated in rows:
         program, kinds, counted = program_of(PARTS[part]), set(), []
         for items in range(1, limits[-1] + 1):
             choice = program.plan(Problem(items, 1, 16, 1, 16, 1000, 1000), PARTS[part], None).configuration
             kinds.add(choice.constants)
             if items in limits:
-                counted.append(str(len(kinds)))
-        assert counts == counted, part
+                counted.append(len(kinds))
+        bounds = [int(bound) for bound in stated]
+        assert all(count <= bound <= 1.5 * count for count, bound in zip(counted, bounds)), (part, bounds, counted)
 
 
 def test_the_guides_sizes_of_workspaces():
