@@ -210,8 +210,9 @@ def prepare_msa_nvfp4_sparse_decode(
         instruction by instruction in the PTX emulator. `msa_cudacore.programs` has the registry.
     splits
         Into how many CTAs to split each item; None lets the program choose from the shapes and the device. With a
-        fixed factor the bits of a row do not depend on the other requests of the batch; the automatic choice
-        depends on the batch size, so there a row may differ by a rounding between batch sizes.
+        fixed factor the bits of a row do not depend on the other requests of the batch. The automatic choice
+        depends on the batch size and may divide the last items otherwise than the rest, so there a row may differ
+        by a rounding between batch sizes and between places in a batch.
     bf16_as_uint16
         Take `q` and `out` as uint16 arrays that hold bfloat16 bits, for libraries without the dtype.
     enable_pdl
@@ -273,7 +274,8 @@ def msa_nvfp4_decode_workspace_size(
     splits: int | None = None,
 ) -> int:
     """Bytes of workspace that suffice for a problem of these sizes and for every smaller batch, whatever the
-    page table's width: one buffer serves them all.
+    page table's width: one buffer serves them all. Where several `seqlen_q`, `topk` or `splits` are in use, take the
+    largest of their sizes: it need not be that of the largest of them.
 
     Parameters
     ----------

@@ -202,7 +202,8 @@ def write_tokens(
 ) -> None:
     """Quantise new tokens and write them into their slots, in place, on the host.
 
-    K scales are stored token-major, V scales swizzled. Every other byte of the pool is left alone.
+    K scales are stored token-major, V scales swizzled. Every other byte of the pool is left alone. For tests and for
+    pools on the host; `examples/torch_engine.py` has a writer that gives the same bytes on a device.
 
     Parameters
     ----------
