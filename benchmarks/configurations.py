@@ -231,7 +231,7 @@ def command(
         bench.arrays.release()
     if output is not None:
         about = {
-            "command": " ".join(["python -m msa_cudacore.benchmarks.configurations", *sys.argv[1:]]),
+            "command": _spelled(items, pages, topk, seed),
             "date": datetime.date.today().isoformat(),
             "kernels_sha256": environment.kernel_identity(),
             "machine": environment.machine(device),
@@ -242,6 +242,17 @@ def command(
         lines = ",\n".join(f"  {json.dumps(figure)}" for figure in figures)
         output.write_text(json.dumps(about, indent=1)[:-2] + f',\n "figures": [\n{lines}\n ]\n}}\n')
         click.echo(f"wrote {output}")
+
+
+def _spelled(items: tuple[int, ...], pages: tuple[int, ...], topk: int, seed: int) -> str:
+    """The command that measures the same, wherever its figures go."""
+    words = ["python -m msa_cudacore.benchmarks.configurations"]
+    for option, given, default in (
+        ("--items", items, _ITEMS), ("--pages", pages, (TOPK,)), ("--topk", (topk,), (TOPK,)), ("--seed", (seed,), (1,)),
+    ):  # fmt: skip
+        if given != default:
+            words += [option, ",".join(map(str, given))]
+    return " ".join(words)
 
 
 def row_of(items: int, pages: int, topk: int) -> Row:

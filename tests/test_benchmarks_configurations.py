@@ -115,7 +115,6 @@ def test_the_command_says_and_writes_what_is_best(faked, monkeypatch, tmp_path):
     monkeypatch.setattr(configurations.environment, "machine", lambda device: {"gpu": "none"})
     compiled = []
     monkeypatch.setattr(configurations, "compile_cubin", lambda text, arch, name: compiled.append(arch))
-    monkeypatch.setattr(sys, "argv", ["configurations.py", "--items", "2,3"])
     path = tmp_path / "all.json"
     arguments = ["--items", "2,3", "--pages", "1,3", "--output", str(path)]
     result = CliRunner().invoke(configurations.command, arguments)
@@ -128,7 +127,7 @@ def test_the_command_says_and_writes_what_is_best(faked, monkeypatch, tmp_path):
     assert [(one["pages"], one["items"]) for one in written["figures"]] == [(1, 2), (1, 3), (3, 2), (3, 3)]
     for figure in written["figures"]:
         assert figure["chosen"] in figure["median_us"] and set(figure["median_us"]) <= set(written["configurations"])
-    assert written["command"] == "python -m msa_cudacore.benchmarks.configurations --items 2,3"
+    assert written["command"] == "python -m msa_cudacore.benchmarks.configurations --items 2,3 --pages 1,3"
 
 
 @pytest.mark.parametrize("numbers", ["", "a", "1,,2", "0", "1,-3"])

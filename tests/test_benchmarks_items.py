@@ -18,6 +18,7 @@ from msa_cudacore import reference
 from msa_cudacore.benchmarks import cli, items, report, run, worker
 from msa_cudacore.benchmarks.candidates import Bench, Ours, Prepared
 from msa_cudacore.benchmarks.check import Oracle
+from msa_cudacore.benchmarks.configurations import _label
 from msa_cudacore.benchmarks.rows import QUICK_ROWS, ROWS, SWEPT, named
 from msa_cudacore.benchmarks.timing import Timing
 from msa_cudacore.benchmarks.workload import build, first_requests
@@ -421,3 +422,23 @@ def test_the_list_has_the_sweep():
     assert max(map(len, listed.output.splitlines())) <= 80
     found = json.loads(CliRunner().invoke(main, ["bench", "--list", "--json"]).stdout)
     assert found["sweep"]["name"] == "items" and found["sweep"]["batch"] == 1200
+
+
+def test_committed_results_are_those_of_the_present_choice():
+    """So that nobody takes the figures for those of a program that would run otherwise."""
+    folder = Path(__file__).parents[1] / "benchmarks" / "results" / "nvidia-h200"
+    results = json.loads((folder / "results.json").read_text())
+    planned = {row.name: row for row in ROWS}
+    kept = [(SWEPT.with_batch(one["items"]), one["ours"]) for one in results["items"]]
+    kept += [(planned[one["row"]], one) for one in results["measurements"] if one["candidate"] == "ours"]
+    assert len(kept) > 90
+    for row, measured in kept:
+        pages = row.num_pages // row.batch if not row.ragged else -(-row.kv_tokens // 128)
+        problem = Problem(row.batch, row.seqlen_q, row.num_q_heads, row.num_kv_heads, row.topk, pages, row.num_pages)
+        assert measured["configuration"] == PortableProgram().plan(problem, H200, None).description, row.name
+    for name, topk in (("configurations", 16), ("configurations_32", 32)):
+        tried = json.loads((folder / f"{name}.json").read_text())
+        for one in tried["figures"]:
+            assert tried["topk"] == topk and one["pages"] == topk
+            chosen = choose_configuration(Problem(one["items"], 1, 16, 1, topk, 512, 1), H200)
+            assert tried["configurations"][one["chosen"]] == _label(chosen), one["items"]
