@@ -1,4 +1,4 @@
-"""Is the automatic choice right? Times every configuration of the portable program that a problem admits.
+"""Is the automatic choice right? Times the configurations of the portable program that a problem admits.
 
 `python -m msa_cudacore.benchmarks.configurations` goes through numbers of items with one KV head of 16 query
 heads, for each number of pages that an item selects, and writes each configuration's time beside the chosen
@@ -11,11 +11,12 @@ from __future__ import annotations
 import datetime
 import itertools
 import json
+import multiprocessing
 import os
 import statistics
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ _ITEMS = (
     133, 148, 149, 165, 166, 182, 198, 199, 231, 264, 265, 280, 281, 330, 331, 363, 396, 397, 412, 430, 462, 463, 528,
     529, 594, 660, 661, 792, 793, 858, 924, 925, 1056, 1057, 1188,
 )  # fmt: skip
-"""Each side of every change of configuration on 132 multiprocessors with 16 pages, and some between."""
+"""Around the changes of configuration on 132 multiprocessors with 16 pages, and between them."""
 
 PROGRAM = PortableProgram()
 
@@ -63,8 +64,9 @@ def problem_of(row: Row) -> Problem:
 
 
 def admitted(problem: Problem, facts: DeviceFacts) -> Iterator[Configuration]:
-    """Every configuration that can run a problem on a device: the chosen one, whatever it is, and all that the
-    kernel's static assertions and the device's shared memory allow (`kernels/portable_plan.cuh`).
+    """Configurations that can run a problem on a device: the chosen one, whatever it is, and then all that the
+    kernel's static assertions and the device's shared memory allow (`kernels/portable_plan.cuh`), but for 16 splits
+    through the workspace and, on 9.0, several item slots without the table or two that go on.
     """
     ids_per_lane = 1 if problem.topk <= 32 else 2
     candidates = itertools.chain(
@@ -201,6 +203,8 @@ def command(
     items: tuple[int, ...], pages: tuple[int, ...], topk: int, device: int, seed: int, output: Path | None
 ) -> None:
     """Time every configuration of the portable program, and print how far the chosen one is from the best."""
+    if max(pages) > topk:
+        raise click.BadParameter(f"{max(pages)}; accepted are at most --topk, {topk}", param_hint="--pages")
     try:
         bench = Bench(Stopwatch(device), choose(device))
     except RuntimeError as error:
@@ -268,9 +272,11 @@ def _label(one: Configuration) -> str:
 
 
 def _compile(configurations: set[Configuration], facts: DeviceFacts) -> None:
-    """Into the program cache, all processors at work; NVRTC takes seconds for each."""
+    """Into the program cache; NVRTC takes seconds for each. In processes, because it compiles one program at a time,
+    and new ones, because the driver does not survive a fork.
+    """
     arch = exact_arch(facts.compute_capability)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
         jobs = [pool.submit(compile_cubin, source(one), arch, name="portable.cu") for one in configurations]
         with click.progressbar(jobs, label=f"compiling {len(jobs)} configurations", file=sys.stderr) as bar:
             for job in bar:

@@ -214,7 +214,7 @@ def _fill(items: int, pages: int, multiprocessors: int, ids_per_lane: int) -> Co
     for two ids a lane.
     """
 
-    def splits_of(pages_each: int, most: int) -> int:
+    def parts_of(pages_each: int, most: int) -> int:
         return min(most, _power_of_two_at_least(-(-pages // pages_each)))
 
     four = 3 * multiprocessors < items <= 4 * multiprocessors
@@ -246,14 +246,14 @@ def _fill(items: int, pages: int, multiprocessors: int, ids_per_lane: int) -> Co
             return Configuration(2, 4, False, 1, table=True, cooperative=True)
         if 3 * items <= multiprocessors and pages > 4:
             return Configuration(1, 8, True, 1, cooperative=True)
-        return Configuration(splits_of(2, 4), 2, True, 1, table=True, cooperative=True)
+        return Configuration(parts_of(2, 4), 2, True, 1, table=True, cooperative=True)
     if 44 * items > 5 * multiprocessors and pages > 8:
         if 8 * items <= multiprocessors:
             return Configuration(2, 8, False, 1, table=True, cooperative=True)
         return Configuration(4, 4, True, 1, table=True, cooperative=True)
     # Of 128 multiprocessors in at most eight GPCs, one GPC has 16, one for each CTA of a cluster of 16. With
     # fewer, as on a part of a GPU, perhaps none has; a cluster of 8 fits everywhere.
-    splits = splits_of(1, 16 if items <= 8 and multiprocessors >= 128 else 8)
+    splits = parts_of(1, 16 if items <= 8 and multiprocessors >= 128 else 8)
     return Configuration(1, splits, True, 1, warps_per_page=8, cooperative=True)
 
 

@@ -65,12 +65,16 @@ def test_as_many_small_ctas_fit_an_sm_as_the_choice_counts_on():
     """Registers of compute capability 9.0: 65,536 an SM, given out to warps in eights a thread (CUDA C++
     Programming Guide, technical specifications; occupancy calculator, allocation unit 256 a warp).
     """
-    for configuration in portable_configurations("sm_90a"):
-        if configuration.block == 128 and configuration.cooperative:
-            count = 5 if configuration.splits == 1 and not configuration.table else 3
-            registers = -(-cubin(configuration, "sm_90a").resources()[ENTRY].registers // 8) * 8
-            if not configuration.table:
-                assert count * 128 * registers <= 65536, configuration
+    fit = {1: 5, 2: 3, 4: 3, 8: 3}  # by splits
+    found = set()
+    for one in portable_configurations("sm_90a"):
+        if one.block != 128 or not one.cooperative or one.table:
+            continue
+        found.add(one.splits)
+        registers = -(-cubin(one, "sm_90a").resources()[ENTRY].registers // 8) * 8
+        assert fit[one.splits] * 128 * registers <= 65536, one
+        assert fit[one.splits] * (one.shared_bytes + 1024) <= 228 * 1024, one
+    assert found == set(fit)
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_120a"])
