@@ -47,9 +47,9 @@ _PARTS = {"k": CODE_BYTES, "v": CODE_BYTES, "k_scale": SCALE_BYTES, "v_scale": S
 _INTEGERS = ("q2k_indices", "page_table", "seqused_k")
 _DAMAGE = (
     # What NumPy and zipfile raise over a damaged or foreign archive: OSError is a false offset, RuntimeError an
-    # encrypted entry, MemoryError a false shape.
+    # encrypted entry, MemoryError and OverflowError a false shape.
     ValueError, TypeError, EOFError, KeyError, AttributeError, IndexError, OSError, RuntimeError, MemoryError,
-    SyntaxError, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error, lzma.LZMAError,
+    OverflowError, SyntaxError, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error, lzma.LZMAError,
 )
 _DIMENSIONS = {"q": 3, "q2k_indices": 3, "page_table": 2, "seqused_k": 1}
 _KEYS = (
