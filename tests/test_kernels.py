@@ -34,7 +34,7 @@ def portable_configurations(arch: str) -> list[Configuration]:
         {
             choose_configuration(Problem(batch, 1, 16, 1, topk, max_pages, num_pages=1), facts, splits)
             for batch, topk, max_pages, splits in itertools.product(
-                (1, 8, 16, 17, 33, 64, 67, 132, 133, 160, 190, 264, 265, 300, 400, 600, 700, 800, 850),
+                (1, 8, 9, 16, 17, 33, 34, 64, 67, 132, 133, 160, 190, 264, 265, 300, 400, 600, 700, 800, 850),
                 (16, 64),
                 (1, 2, 3, 4, 8, 16, 64),
                 (None, *SPLITS),
