@@ -33,10 +33,8 @@ from rich.console import Console
 from rich.table import Table
 
 from msa_cudacore.blackwell import choose_configuration
-from msa_cudacore.contract import Problem
-from msa_cudacore.pool import PAGE_SIZE
 
-from .rows import ROWS, TILE_BYTES, TOPK, Row
+from .rows import ROWS, TILE_BYTES, Row
 
 SMS = 148
 CLOCK_GHZ = 1.92
@@ -90,17 +88,12 @@ PUBLISHED = tuple(row for row in ROWS if row.b200_us is not None and not row.rag
 
 def pages_of(row: Row) -> int:
     """Pages that an item of the row reads."""
-    return min(TOPK, -(-row.kv_tokens // PAGE_SIZE))
+    return row.problem.pages_per_item
 
 
 def is_short(row: Row) -> bool:
     """Whether the row's requests are so short that both projects have another program for them."""
     return pages_of(row) <= 4
-
-
-def problem_of(row: Row) -> Problem:
-    table = -(-row.kv_tokens // PAGE_SIZE)
-    return Problem(row.batch, row.seqlen_q, row.num_q_heads, row.num_kv_heads, TOPK, table, row.batch * table)
 
 
 def reference_splits(row: Row) -> int:
@@ -149,7 +142,7 @@ class Model:
         return self.time_us(REFERENCE, row, rounds(row.items, SMS), 1, 0, bandwidth)
 
     def ours_us(self, row: Row, bandwidth: float) -> float:
-        chosen = choose_configuration(problem_of(row), SMS)
+        chosen = choose_configuration(row.problem, SMS)
         if chosen.splits == 1:
             time = self.time_us(OURS, row, rounds(row.items, chosen.ctas), 1, 0, bandwidth)
             return time - ROUND_TRIP_US if chosen.short else time
@@ -196,7 +189,7 @@ def main() -> None:
         table.add_column(column, justify="left" if column == "row" else "right")
     for row in PUBLISHED:
         reference = None if is_short(row) else model.reference_us(row, BANDWIDTHS[-1])
-        chosen = choose_configuration(problem_of(row), SMS)
+        chosen = choose_configuration(row.problem, SMS)
         note = f"last round {chosen.splits}" if chosen.unsplit_rounds else str(chosen.splits)
         note = "short" if chosen.short else note
         table.add_row(

@@ -24,6 +24,7 @@ __all__ = [
     "Ours",
     "Prepared",
     "Unavailable",
+    "arguments_of",
     "replayed",
 ]
 
@@ -96,6 +97,21 @@ class EmptyKernel:
         return {"": lambda step: Prepared(bench.stopwatch.empty_kernel())}
 
 
+def arguments_of(step: Step, workload: Workload, bench: Bench) -> dict[str, Any]:
+    """What the public function is given for a step."""
+    return {
+        "q": step.q,
+        "q2k_indices": step.q2k_indices,
+        **workload.views._asdict(),
+        "page_table": step.page_table,
+        "seqused_k": step.seqused_k,
+        "k_global_scale": 1.0,
+        "v_global_scale": 1.0,
+        "seqlen_q": workload.row.seqlen_q,
+        "bf16_as_uint16": bench.arrays.bf16_as_uint16,
+    }
+
+
 class Ours:
     """The public function with its automatic choices."""
 
@@ -108,21 +124,7 @@ class Ours:
         self, step: Step, workload: Workload, bench: Bench, *, enable_pdl: bool = False
     ) -> Prepared:
         """A step captured alone; what it keeps is its runner."""
-        runner = prepare_msa_nvfp4_sparse_decode(
-            step.q,
-            workload.views.k,
-            workload.views.v,
-            step.q2k_indices,
-            k_scale=workload.views.k_scale,
-            v_scale=workload.views.v_scale,
-            page_table=step.page_table,
-            seqused_k=step.seqused_k,
-            k_global_scale=1.0,
-            v_global_scale=1.0,
-            seqlen_q=workload.row.seqlen_q,
-            bf16_as_uint16=bench.arrays.bf16_as_uint16,
-            enable_pdl=enable_pdl,
-        )
+        runner = prepare_msa_nvfp4_sparse_decode(**arguments_of(step, workload, bench), enable_pdl=enable_pdl)
         return Prepared(
             bench.stopwatch.capture(runner.launch),
             runner.out,

@@ -23,8 +23,7 @@ from typing import Any
 
 import click
 
-from msa_cudacore.api import MSANvfp4DecodeRunner
-from msa_cudacore.arguments import describe
+from msa_cudacore.api import bind_plan
 from msa_cudacore.contract import Problem, validate
 from msa_cudacore.launch.compile import compile_cubin
 from msa_cudacore.launch.device import DeviceFacts
@@ -33,13 +32,13 @@ from msa_cudacore.portable import Configuration, PortableProgram, choose_configu
 
 from . import environment
 from .arrays import choose
-from .candidates import Bench, Ours, Prepared, replayed
+from .candidates import Bench, Ours, Prepared, arguments_of, replayed
 from .check import Oracle
-from .rows import TOPK, Row
+from .rows import SWEPT, TOPK, Row
 from .timing import Stopwatch
 from .workload import Step, Workload, build
 
-__all__ = ["Forced", "admitted", "command", "measure", "problem_of", "row_of"]
+__all__ = ["Forced", "admitted", "command", "measure", "row_of"]
 
 _CONTEXT = 512
 """Pages of a request's context where an item selects the whole top-k."""
@@ -54,13 +53,6 @@ _ITEMS = (
 """Around the changes of configuration on 132 multiprocessors with 16 pages, and between them."""
 
 PROGRAM = PortableProgram()
-
-
-def problem_of(row: Row) -> Problem:
-    """What the choice sees of a row."""
-    return Problem(
-        row.batch, row.seqlen_q, row.num_q_heads, row.num_kv_heads, row.topk, row.num_pages // row.batch, row.num_pages
-    )
 
 
 def admitted(problem: Problem, facts: DeviceFacts) -> Iterator[Configuration]:
@@ -134,19 +126,11 @@ class Forced:
     bench: Bench
 
     def prepare(self, step: Step) -> Prepared:
-        views, bench = self.workload.views, self.bench
-        call = validate(
-            q=step.q, k=views.k, v=views.v, q2k_indices=step.q2k_indices, k_scale=views.k_scale, v_scale=views.v_scale,
-            page_table=step.page_table, seqused_k=step.seqused_k, k_global_scale=1.0, v_global_scale=1.0, seqlen_q=1,
-            softmax_scale=None, out=None, lse=None, bf16_as_uint16=bench.arrays.bf16_as_uint16,
-        )  # fmt: skip
-        facts = bench.stopwatch.facts
-        plan = PROGRAM.plan_of(self.configuration, call.problem, facts)
-        workspace = None
-        if plan.workspace_bytes:
-            workspace = describe("workspace_buffer", bench.arrays.empty((plan.workspace_bytes,), "uint8"))
-        runner = MSANvfp4DecodeRunner(call, PROGRAM.bind(call, facts, plan, workspace), PROGRAM.backend, workspace)
-        return Prepared(bench.stopwatch.capture(runner.launch), runner.out, runner.lse, keep=runner)
+        arguments = arguments_of(step, self.workload, self.bench)
+        call = validate(**arguments, softmax_scale=None, out=None, lse=None)
+        facts = self.bench.stopwatch.facts
+        runner = bind_plan(call, PROGRAM, facts, PROGRAM.plan_of(self.configuration, call.problem, facts))
+        return Prepared(self.bench.stopwatch.capture(runner.launch), runner.out, runner.lse, keep=runner)
 
 
 def measure(row: Row, bench: Bench, seed: int) -> dict[Configuration, float]:
@@ -156,7 +140,7 @@ def measure(row: Row, bench: Bench, seed: int) -> dict[Configuration, float]:
     workload = build(row, bench.arrays, steps=4, seed=seed)
     oracle = Oracle(workload, rows=2, seed=seed)
     medians: dict[Configuration, float] = {}
-    for one in admitted(problem_of(row), bench.stopwatch.facts):
+    for one in admitted(row.problem, bench.stopwatch.facts):
         step = Forced(one, workload, bench).prepare(workload.steps[0])
         medians[one] = bench.stopwatch.time([step.replay], samples=_TRIAL_SAMPLES, idle_before=not medians).median
     close: dict[Configuration, list[Callable[[], None]]] = {}
@@ -202,7 +186,7 @@ def _numbers(context: click.Context, parameter: click.Parameter, text: str) -> t
 def command(
     items: tuple[int, ...], pages: tuple[int, ...], topk: int, device: int, seed: int, output: Path | None
 ) -> None:
-    """Time every configuration of the portable program, and print how far the chosen one is from the best."""
+    """Time the configurations of the portable program, and print how far the chosen one is from the best."""
     if max(pages) > topk:
         raise click.BadParameter(f"{max(pages)}; accepted are at most --topk, {topk}", param_hint="--pages")
     try:
@@ -211,13 +195,13 @@ def command(
         raise click.ClickException(str(error)) from error
     facts = bench.stopwatch.facts
     rows = [row_of(count, each, topk) for each, count in itertools.product(pages, items)]
-    _compile({one for row in rows for one in admitted(problem_of(row), facts)}, facts)
+    _compile({one for row in rows for one in admitted(row.problem, facts)}, facts)
     names: dict[Configuration, str] = {}
     figures = []
     for row in rows:
         medians = measure(row, bench, seed)
         chosen, best = next(iter(medians)), min(medians, key=medians.__getitem__)
-        each = min(row.topk, row.num_pages // row.batch)
+        each = row.problem.pages_per_item
         click.echo(
             f"{each:2} pages, {row.items:4} items: {medians[chosen]:6.2f} us, best {medians[best]:6.2f}"
             + ("" if best == chosen else f" ({_label(best)})")
@@ -260,9 +244,9 @@ def _spelled(items: tuple[int, ...], pages: tuple[int, ...], topk: int, seed: in
 
 
 def row_of(items: int, pages: int, topk: int) -> Row:
-    """Requests with one KV head of 16 query heads, so that they are items, of which each selects `pages` pages."""
+    """The sweep's row, whose requests are items, with other contexts: each selects `pages` pages."""
     tokens = PAGE_SIZE * (pages if pages < topk else max(_CONTEXT, pages))
-    return Row(f"{items} items of {pages} pages", "sweep", items, tokens, 1, 16, topk=topk)
+    return replace(SWEPT, name=f"{items} items of {pages} pages", batch=items, kv_tokens=tokens, topk=topk)
 
 
 def _label(one: Configuration) -> str:

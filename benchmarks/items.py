@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from msa_cudacore import portable
-from msa_cudacore.contract import Problem
 from msa_cudacore.launch.compile import compile_cubin
 from msa_cudacore.launch.device import DeviceFacts
 from msa_cudacore.program import Program
@@ -47,16 +46,7 @@ def stretches(program: Program, facts: DeviceFacts, row: Row = SWEPT) -> list[ra
 
 
 def _configuration(program: Program, facts: DeviceFacts, row: Row, batch: int) -> Any:
-    problem = Problem(
-        batch=batch,
-        seqlen_q=row.seqlen_q,
-        num_q_heads=row.num_q_heads,
-        num_kv_heads=row.num_kv_heads,
-        topk=row.topk,
-        max_pages=row.num_pages // row.batch,
-        num_pages=row.num_pages,
-    )
-    return program.plan(problem, facts, None).configuration
+    return program.plan(row.with_batch(batch).problem, facts, None).configuration
 
 
 def build(program: Program, facts: DeviceFacts, row: Row = SWEPT) -> None:

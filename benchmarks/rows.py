@@ -1,8 +1,8 @@
 """What is measured: decode steps by name, and the selections, page tables and queries of each.
 
 The published rows are those of the reference program (flashinfer-ai/flashinfer, pull request 5875), whose
-authors give the GPU time of one launch on a B200 and a B300. Everything here is NumPy on the host;
-:mod:`.step` puts it on a device.
+authors give the GPU time of one launch on a B200. Everything here is NumPy on the host; :mod:`.workload` puts
+it on a device.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import ml_dtypes
 import numpy as np
 
+from msa_cudacore.contract import Problem
 from msa_cudacore.pool import HEAD_DIM, PAGE_SIZE, TOKEN_BYTES
 
 __all__ = [
@@ -86,6 +87,14 @@ class Row:
     def num_pages(self) -> int:
         """Pages of the pool: those of every request, selected or not."""
         return int((-(-self.lengths // PAGE_SIZE)).sum())
+
+    @property
+    def problem(self) -> Problem:
+        """The sizes as the package sees them, with page tables as wide as the longest context."""
+        max_pages = int((-(-self.lengths // PAGE_SIZE)).max())
+        return Problem(
+            self.batch, self.seqlen_q, self.num_q_heads, self.num_kv_heads, self.topk, max_pages, self.num_pages
+        )
 
 
 def _row(

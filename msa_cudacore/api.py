@@ -14,7 +14,8 @@ from .contract import (
     with_outputs,
 )
 from .launch import device as device_module
-from .program import Bound
+from .launch.device import DeviceFacts
+from .program import Bound, Plan, Program
 from .programs import select
 
 __all__ = ["MSANvfp4DecodeRunner", "msa_nvfp4_decode_workspace_size", "prepare_msa_nvfp4_sparse_decode"]
@@ -256,7 +257,15 @@ def prepare_msa_nvfp4_sparse_decode(
     plan = program.plan(call.problem, device, splits)
     if workspace is not None:
         check_workspace(workspace, plan.workspace_bytes, call)
-    call = with_outputs(call, bf16_as_uint16)
+    return bind_plan(with_outputs(call, bf16_as_uint16), program, device, plan, workspace)
+
+
+def bind_plan(
+    call: Call, program: Program, device: DeviceFacts | None, plan: Plan, workspace: Tensor | None = None
+) -> MSANvfp4DecodeRunner:
+    """The runner of a checked call by one program's plan; the workspace is allocated where one is needed and none
+    given.
+    """
     if workspace is None and plan.workspace_bytes:
         shape = (plan.workspace_bytes,)
         workspace = describe("workspace_buffer", allocate_like(call.q, "workspace_buffer", shape, "uint8"))

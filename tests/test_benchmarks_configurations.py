@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from msa_cudacore import reference
 from msa_cudacore.benchmarks import configurations
 from msa_cudacore.benchmarks.candidates import Bench, Prepared
-from msa_cudacore.benchmarks.configurations import admitted, problem_of, row_of
+from msa_cudacore.benchmarks.configurations import admitted, row_of
 from msa_cudacore.benchmarks.timing import Timing
 from msa_cudacore.launch.device import DeviceFacts
 from msa_cudacore.portable import Configuration, choose_configuration
@@ -34,7 +34,7 @@ L4 = DeviceFacts(0, "NVIDIA L4", (8, 9), 58, 99 * 1024, 100 * 1024, False)
     facts=st.sampled_from((H200, A100, L4)),
 )
 def test_the_chosen_configuration_comes_first_and_is_admitted_for_itself(items, pages, topk, facts):
-    problem = problem_of(row_of(items, min(pages, topk), topk))
+    problem = row_of(items, min(pages, topk), topk).problem
     found = list(admitted(problem, facts))
     assert found[0] == choose_configuration(problem, facts)
     assert len(set(found)) == len(found) > 3
@@ -55,7 +55,7 @@ def test_the_chosen_configuration_comes_first_and_is_admitted_for_itself(items, 
 def test_rows_select_as_many_pages_as_they_say():
     for pages, topk in ((1, 16), (16, 16), (5, 64), (64, 64)):
         row = row_of(3, pages, topk)
-        assert problem_of(row).pages_per_item == pages and row.items == 3 and row.topk == topk
+        assert row.problem.pages_per_item == pages and row.items == 3 and row.topk == topk
 
 
 class Gpu:
@@ -101,7 +101,7 @@ def faked(monkeypatch):
 def test_what_comes_close_is_timed_again_and_checked(faked):
     gpu = Gpu()
     medians = configurations.measure(row_of(2, 3, 16), Bench(gpu, HostArrays()), seed=1)
-    chosen = choose_configuration(problem_of(row_of(2, 3, 16)), gpu.facts)
+    chosen = choose_configuration(row_of(2, 3, 16).problem, gpu.facts)
     assert next(iter(medians)) == chosen and chosen.splits == 4
     assert {one.splits: median for one, median in medians.items()} == {1: 10.0, 2: 10.5, 4: 20.0}
     again = {took for took, steps, _ in gpu.timed if steps == 4}
@@ -128,7 +128,7 @@ def test_the_command_says_and_writes_what_is_best(faked, monkeypatch, tmp_path):
     lines = result.output.splitlines()
     assert " 1 pages,    2 items:  10.00 us, best  10.00" in lines
     assert any(line.startswith(" 3 pages,    2 items:  20.00 us, best  10.00 (") for line in lines)
-    assert set(compiled) >= {choose_configuration(problem_of(row_of(2, pages, 16)), Gpu.facts) for pages in (1, 3)}
+    assert set(compiled) >= {choose_configuration(row_of(2, pages, 16).problem, Gpu.facts) for pages in (1, 3)}
     written = json.loads(path.read_text())
     assert [(one["pages"], one["items"]) for one in written["figures"]] == [(1, 2), (1, 3), (3, 2), (3, 3)]
     for figure in written["figures"]:

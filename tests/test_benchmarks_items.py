@@ -18,7 +18,7 @@ from msa_cudacore import reference
 from msa_cudacore.benchmarks import cli, items, report, run, worker
 from msa_cudacore.benchmarks.candidates import Bench, Ours, Prepared
 from msa_cudacore.benchmarks.check import Oracle
-from msa_cudacore.benchmarks.configurations import _label
+from msa_cudacore.benchmarks.configurations import _label, row_of
 from msa_cudacore.benchmarks.rows import QUICK_ROWS, ROWS, SWEPT, named
 from msa_cudacore.benchmarks.timing import Timing
 from msa_cudacore.benchmarks.workload import build, first_requests
@@ -433,12 +433,10 @@ def test_committed_results_are_those_of_the_present_choice():
     kept += [(planned[one["row"]], one) for one in results["measurements"] if one["candidate"] == "ours"]
     assert len(kept) > 90
     for row, measured in kept:
-        pages = row.num_pages // row.batch if not row.ragged else -(-row.kv_tokens // 128)
-        problem = Problem(row.batch, row.seqlen_q, row.num_q_heads, row.num_kv_heads, row.topk, pages, row.num_pages)
-        assert measured["configuration"] == PortableProgram().plan(problem, H200, None).description, row.name
+        assert measured["configuration"] == PortableProgram().plan(row.problem, H200, None).description, row.name
     for name, topk in (("configurations", 16), ("configurations_32", 32)):
         tried = json.loads((folder / f"{name}.json").read_text())
         for one in tried["figures"]:
             assert tried["topk"] == topk and one["pages"] == topk
-            chosen = choose_configuration(Problem(one["items"], 1, 16, 1, topk, 512, 1), H200)
+            chosen = choose_configuration(row_of(one["items"], topk, topk).problem, H200)
             assert tried["configurations"][one["chosen"]] == _label(chosen), one["items"]
