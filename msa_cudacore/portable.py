@@ -217,8 +217,8 @@ def _fill(items: int, pages: int, multiprocessors: int, ids_per_lane: int) -> Co
     def parts_of(pages_each: int, most: int) -> int:
         return min(most, _power_of_two_at_least(-(-pages // pages_each)))
 
-    four = 3 * multiprocessors < items <= 4 * multiprocessors
-    if pages <= 4 and multiprocessors < items <= 5 * multiprocessors and not (four and pages > 2):
+    four_each = 3 * multiprocessors < items <= 4 * multiprocessors
+    if pages <= 4 and multiprocessors < items <= 5 * multiprocessors and not (four_each and pages > 2):
         # Five CTAs of four cooperating warps fit an SM. With few pages they end before larger ones with as
         # many items, but for four of three or four pages.
         splits = 2 if pages > 2 and 2 * items <= 3 * multiprocessors else 1
